@@ -1,0 +1,138 @@
+"""What every loss shares: shapes and labels as in ``F.cross_entropy``, and the reduction.
+
+A loss is written once, as a formula for each *candidate* class: the labelled one where labels are indices
+(C = 1), all of them where labels are probabilities (C = L, and the loss is the expectation over them).
+
+Shape suffixes: R rows (the batch and any further dimensions), L classes, C candidates.
+"""
+
+import math
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor
+
+from shortlist._checks import can_read, check_floating, check_per_class
+from shortlist._precision import result_dtype, working
+from shortlist.errors import ShortlistError
+
+Reduction = Literal["none", "mean", "sum"]
+
+
+class ScoredBatch:
+    """Checked scores and labels, classes last, in working precision."""
+
+    def __init__(
+        self, scores: Tensor, target: Tensor, *, weight: Tensor | None, ignore_index: int, reduction: Reduction
+    ) -> None:
+        check_reduction(reduction)
+        self._reduction, self._weight_L = reduction, None
+        self.scores_RL, self._index_R, self._probability_RL = with_classes_last(scores, target)
+        self._result_dtype = result_dtype(scores)
+        self.num_classes = self.scores_RL.shape[-1]
+        if weight is not None:
+            check_floating("weight", weight)
+            check_per_class("weight", weight, self.num_classes)
+            self._weight_L = weight.to(self.scores_RL.dtype)
+        if self._index_R is not None:
+            check_labels_in_range(self._index_R, self.num_classes, ignore_index)
+            self._kept_R = self._index_R != ignore_index
+            self._index_R = torch.where(self._kept_R, self._index_R, 0)
+        elif ignore_index >= 0:
+            raise ShortlistError(f"ignore_index must be negative where target holds probabilities, got {ignore_index}")
+
+    @property
+    def scores_RC(self) -> Tensor:
+        """The candidates' own scores."""
+        return self.pick(self.scores_RL)
+
+    def pick(self, values_RL: Tensor) -> Tensor:
+        """Of values for every class, those of the candidates."""
+        return values_RL if self._index_R is None else values_RL.gather(-1, self._index_R.unsqueeze(-1))
+
+    def pick_per_class(self, values_L: Tensor) -> Tensor:
+        """Of values that depend on the class alone, those of the candidates."""
+        return values_L if self._index_R is None else values_L[self._index_R].unsqueeze(-1)
+
+    def without_candidate(self) -> Tensor | None:
+        """Scores with the label's at -inf; None where every class is a candidate."""
+        if self._index_R is None:
+            return None
+        classes_L = torch.arange(self.num_classes, device=self.scores_RL.device)
+        return self.scores_RL.masked_fill(classes_L == self._index_R.unsqueeze(-1), -math.inf)
+
+    def last_dim_classes(self, noise: Tensor | None) -> Tensor | None:
+        """Noise shaped like the caller's scores, turned as the scores were."""
+        return noise if noise is None or self.scores_RL.dim() == 1 else noise.movedim(1, -2)
+
+    def reduce(self, loss_RC: Tensor) -> Tensor:
+        """Weigh, average over candidates, reduce over rows; a row with a NaN or infinite score cannot end up finite."""
+        # 0 * x is NaN for the scores that arithmetic on a few chosen classes would otherwise overlook.
+        loss_RC = loss_RC + (self.scores_RL.detach() * 0).sum(-1, keepdim=True)
+        loss_R, share_R = self._weighted(loss_RC)
+        if self._reduction == "mean":
+            loss_R = loss_R.sum() / share_R.sum()
+        elif self._reduction == "sum":
+            loss_R = loss_R.sum()
+        return loss_R.to(self._result_dtype)
+
+    def _weighted(self, loss_RC: Tensor) -> tuple[Tensor, Tensor]:
+        """Each row's loss, and its share in the denominator of a mean."""
+        if self._probability_RL is not None:
+            weight_RL = self._probability_RL if self._weight_L is None else self._probability_RL * self._weight_L
+            loss_R = (weight_RL * loss_RC).sum(-1)
+            return loss_R, torch.ones_like(loss_R)
+        loss_R = loss_RC.squeeze(-1)
+        share_R = self._kept_R.to(loss_R.dtype)
+        if self._weight_L is not None:
+            share_R = share_R * self._weight_L[self._index_R]
+        return torch.where(self._kept_R, share_R * loss_R, 0), share_R
+
+
+def check_reduction(reduction: str) -> None:
+    if reduction not in get_args(Reduction):
+        raise ShortlistError(f"reduction must be one of {get_args(Reduction)}, got {reduction!r}")
+
+
+def with_classes_last(scores: Tensor, target: Tensor) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """Scores as rows of classes, with labels as either indices or probabilities.
+
+    Takes ``(L,)`` with a scalar, ``(N, L)`` with ``(N,)``, ``(N, L, d1, ...)`` with ``(N, d1, ...)``, and
+    probabilities shaped like the scores.
+    """
+    check_floating("scores", scores)
+    if not isinstance(target, Tensor):
+        raise ShortlistError(f"target must be a tensor, got {type(target).__name__}")
+    if scores.dim() == 0 or scores.shape[min(1, scores.dim() - 1)] < 2:
+        raise ShortlistError(
+            f"scores must have shape (N, L), (L,) or (N, L, d1, ...) with L >= 2 classes, got {tuple(scores.shape)}"
+        )
+    class_dim = min(1, scores.dim() - 1)
+    scores_RL = working(scores.movedim(class_dim, -1))
+    if target.is_floating_point():
+        if target.shape != scores.shape:
+            raise ShortlistError(
+                f"target must be shaped like the scores, {tuple(scores.shape)}, where it holds probabilities "
+                f"({target.dtype}), got {tuple(target.shape)}; labels must be int64"
+            )
+        return scores_RL, None, target.movedim(class_dim, -1).to(scores_RL.dtype)
+    if target.dtype not in (torch.int64, torch.uint8):
+        raise ShortlistError(f"target must be int64 labels or floating-point probabilities, got {target.dtype}")
+    if target.shape != scores_RL.shape[:-1]:
+        raise ShortlistError(
+            f"target must have shape {tuple(scores_RL.shape[:-1])} for scores of shape {tuple(scores.shape)}, "
+            f"got {tuple(target.shape)}"
+        )
+    return scores_RL, target.long(), None
+
+
+def check_labels_in_range(index_R: Tensor, num_classes: int, ignore_index: int | None = None) -> None:
+    """Where the labels cannot be read for free, gathering by them is the check: it fails on the device."""
+    if not can_read(index_R):
+        return
+    wrong_R = (index_R < 0) | (index_R >= num_classes)
+    if ignore_index is not None:
+        wrong_R &= index_R != ignore_index
+    if wrong_R.any():
+        ignored = "" if ignore_index is None else f" or be ignore_index ({ignore_index})"
+        raise ShortlistError(f"target must be in [0, {num_classes - 1}]{ignored}, got {int(index_R[wrong_R][0])}")

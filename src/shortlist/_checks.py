@@ -1,0 +1,105 @@
+"""Argument checks: each names the argument, the rule and the value, and runs before any work.
+
+Checks of shapes, types and plain numbers always run. Checks of tensor *values* run where reading them is free
+(``can_read``); elsewhere a bad value must surface as NaN or as an error of the device, never as a wrong number.
+"""
+
+import math
+import operator
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from shortlist.errors import ShortlistError
+
+ClassCounts = Tensor | Sequence[int] | Sequence[float]
+
+
+def can_read(tensor: Tensor) -> bool:
+    """Whether looking at the values costs no wait for a GPU and breaks no graph or functional transform."""
+    if torch.compiler.is_compiling():
+        return False
+    return tensor.device.type == "cpu" and not torch._C._functorch.is_functorch_wrapped_tensor(tensor)
+
+
+def check_floating(name: str, tensor: Tensor) -> None:
+    if not isinstance(tensor, Tensor) or not tensor.is_floating_point():
+        got = tensor.dtype if isinstance(tensor, Tensor) else type(tensor).__name__
+        raise ShortlistError(f"{name} must be a floating-point tensor, got {got}")
+
+
+def check_at_least_one(name: str, value: int) -> None:
+    try:
+        whole = operator.index(value)
+    except TypeError:
+        raise ShortlistError(f"{name} must be an integer, got {value!r}") from None
+    if whole < 1:
+        raise ShortlistError(f"{name} must be at least 1, got {whole}")
+
+
+def check_k(k: int, largest: int, num_classes: int) -> None:
+    """``largest`` is L where K scores are looked at, and L - 1 where K + 1 are."""
+    try:
+        inside = 1 <= operator.index(k) <= largest
+    except TypeError:
+        raise ShortlistError(f"k must be an integer, got {k!r}") from None
+    if not inside:
+        raise ShortlistError(f"k must be in [1, {largest}] for {num_classes} classes, got {k}")
+
+
+def check_not_negative(name: str, value: float) -> None:
+    if isinstance(value, Tensor) or not math.isfinite(value) or value < 0:
+        raise ShortlistError(f"{name} must be a finite number >= 0, got {value!r}")
+
+
+def check_positive(name: str, value: float) -> None:
+    if isinstance(value, Tensor) or not math.isfinite(value) or value <= 0:
+        raise ShortlistError(f"{name} must be a finite number > 0, got {value!r}")
+
+
+def check_n_samples(n_samples: float, name: str = "n_samples") -> None:
+    if n_samples == math.inf:
+        return
+    if not isinstance(n_samples, int) or n_samples < 1:
+        raise ShortlistError(
+            f"{name} must be an integer >= 1, or math.inf for the expectation itself, got {n_samples!r}"
+        )
+
+
+def check_noise(noise: Tensor | None, x: Tensor, generator: torch.Generator | None) -> None:
+    if noise is None:
+        return
+    if generator is not None:
+        raise ShortlistError("noise and generator exclude each other: given draws need no generator")
+    check_floating("noise", noise)
+    if noise.shape[:-1] != x.shape or noise.dim() != x.dim() + 1 or noise.shape[-1] < 1:
+        want = ", ".join([*map(str, x.shape), "B"])
+        raise ShortlistError(f"noise must have shape ({want}) with B >= 1 draws, got {tuple(noise.shape)}")
+    if noise.device != x.device:
+        raise ShortlistError(f"noise must be on the device of the scores, {x.device}, got {noise.device}")
+
+
+def check_per_class(name: str, values: Tensor, num_classes: int | None) -> None:
+    if values.dim() != 1 or (num_classes is not None and len(values) != num_classes):
+        want = f"({num_classes},)" if num_classes is not None else "(L,)"
+        raise ShortlistError(f"{name} must have one entry a class, shape {want}, got {tuple(values.shape)}")
+
+
+def checked_class_counts(
+    class_counts: ClassCounts, num_classes: int | None = None, *, allow_zero: bool = False
+) -> Tensor:
+    """Training images of each class as a tensor; every one positive (or zero, where a class may be unseen)."""
+    counts = torch.as_tensor(class_counts)
+    check_per_class("class_counts", counts, num_classes)
+    if counts.dtype == torch.bool or counts.is_complex():
+        raise ShortlistError(f"class_counts must be numbers, got {counts.dtype}")
+    if can_read(counts):
+        wrong = ~counts.isfinite() | ((counts < 0) if allow_zero else (counts <= 0))
+        if wrong.any():
+            where = int(wrong.nonzero()[0])
+            rule = ">= 0" if allow_zero else "> 0"
+            raise ShortlistError(
+                f"class_counts must be finite and {rule}, got {counts[where].item()} for class {where}"
+            )
+    return counts

@@ -1,0 +1,409 @@
+"""Every loss as a pure function, called as ``F.cross_entropy`` is called.
+
+All take ``(N, L)`` scores with ``(N,)`` labels, ``(L,)`` with a scalar, or ``(N, L, d1, ...)`` with ``(N, d1, ...)``;
+labels may also be class probabilities shaped like the scores, and the loss is then its expectation over the classes.
+The shared keywords mean what they mean for ``F.cross_entropy``:
+
+    weight: ``(L,)`` factor of each class; a mean divides by the weights of the labels.
+    ignore_index: Rows with this label count for nothing.
+    reduction: ``"mean"``, ``"sum"`` or ``"none"``.
+
+A row with a NaN or infinite score has a NaN or infinite loss. To rule out a class, give it a large negative score such
+as -1e4, not -inf. The arithmetic of half types runs in float32.
+
+Shape suffixes: R rows, L classes, C candidate classes (the label's, or all of them for probabilities).
+"""
+
+import math
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from shortlist._batch import Reduction, ScoredBatch
+from shortlist._checks import (
+    ClassCounts,
+    check_k,
+    check_n_samples,
+    check_noise,
+    check_not_negative,
+    check_positive,
+    checked_class_counts,
+)
+from shortlist._subsets import log_subset_ratio, log_subset_ratio_without_each
+from shortlist.exact import exact_topk
+from shortlist.margins import class_margins
+from shortlist.smoothing import smooth_topk, topk_value
+
+__all__ = [
+    "calibrated_topk_hinge",
+    "convex_topk_hinge",
+    "focal",
+    "imbalanced_noised_topk_hinge",
+    "ldam",
+    "noised_topk_hinge",
+    "smooth_topk_hinge",
+    "topk_error",
+    "topk_hinge",
+]
+
+
+def topk_error(
+    scores: Tensor,
+    target: Tensor,
+    k: int,
+    *,
+    weight: Tensor | None = None,
+    ignore_index: int = -100,
+    reduction: Reduction = "mean",
+) -> Tensor:
+    """The 0/1 loss: 1 where the ``k``-th largest score is strictly above the label's.
+
+    A tie with the k-th largest counts as correct. Piecewise constant, so it carries no gradient.
+
+    Args:
+        scores, target, weight, ignore_index, reduction: As in ``F.cross_entropy``.
+        k: Number of suggestions, from 1 to L.
+
+    Example:
+        >>> topk_error(torch.tensor([[3.0, 2.0, 1.0]]), torch.tensor([2]), k=2)
+        tensor(1.)
+    """
+    batch = ScoredBatch(scores, target, weight=weight, ignore_index=ignore_index, reduction=reduction)
+    check_k(k, batch.num_classes, batch.num_classes)
+    kth_R1 = topk_value(batch.scores_RL, k).unsqueeze(-1)
+    return batch.reduce((kth_R1 > batch.scores_RC).to(kth_R1.dtype))
+
+
+def topk_hinge(
+    scores: Tensor,
+    target: Tensor,
+    k: int,
+    *,
+    weight: Tensor | None = None,
+    ignore_index: int = -100,
+    reduction: Reduction = "mean",
+) -> Tensor:
+    """``(1 + K-th largest of the other scores - s_y)_+``.
+
+    Args:
+        scores, target, weight, ignore_index, reduction: As in ``F.cross_entropy``.
+        k: Number of suggestions, from 1 to L - 1.
+
+    Example:
+        >>> topk_hinge(torch.tensor([[3.0, 2.5, 1.0]]), torch.tensor([0]), k=1)
+        tensor(0.5000)
+
+    Reference:
+        Lapin, Hein and Schiele, Top-k Multiclass SVM, NeurIPS 2015. Not top-K calibrated.
+    """
+    batch = ScoredBatch(scores, target, weight=weight, ignore_index=ignore_index, reduction=reduction)
+    check_k(k, batch.num_classes - 1, batch.num_classes)
+    _, kth_RC = _largest_of_others(batch, k)
+    return batch.reduce((1 + kth_RC - batch.scores_RC).relu())
+
+
+def convex_topk_hinge(
+    scores: Tensor,
+    target: Tensor,
+    k: int,
+    *,
+    weight: Tensor | None = None,
+    ignore_index: int = -100,
+    reduction: Reduction = "mean",
+) -> Tensor:
+    """``(mean of the K largest of (1 - delta_y + s) - s_y)_+``, a convex bound on ``topk_hinge``.
+
+    Args:
+        scores, target, weight, ignore_index, reduction: As in ``F.cross_entropy``.
+        k: Number of suggestions, from 1 to L - 1.
+
+    Example:
+        >>> convex_topk_hinge(torch.tensor([[3.0, 2.5, 1.0]]), torch.tensor([0]), k=2)
+        tensor(0.2500)
+
+    Reference:
+        Lapin, Hein and Schiele, Top-k Multiclass SVM, NeurIPS 2015.
+    """
+    batch = ScoredBatch(scores, target, weight=weight, ignore_index=ignore_index, reduction=reduction)
+    check_k(k, batch.num_classes - 1, batch.num_classes)
+    above_kth_RC, kth_RC = _largest_of_others(batch, k)
+    # The K - 1 largest of the others are in for certain; the last place goes to the next of them or to y itself.
+    last_RC = torch.maximum(1 + kth_RC, batch.scores_RC)
+    return batch.reduce(((k - 1 + above_kth_RC + last_RC) / k - batch.scores_RC).relu())
+
+
+def calibrated_topk_hinge(
+    scores: Tensor,
+    target: Tensor,
+    k: int,
+    *,
+    weight: Tensor | None = None,
+    ignore_index: int = -100,
+    reduction: Reduction = "mean",
+) -> Tensor:
+    """``(1 + (K+1)-th largest score - s_y)_+``: what ``noised_topk_hinge`` smooths.
+
+    Its gradient vanishes where the label itself is the (K+1)-th: the loss is 1 there, and says nothing.
+
+    Args:
+        scores, target, weight, ignore_index, reduction: As in ``F.cross_entropy``.
+        k: Number of suggestions, from 1 to L - 1.
+
+    Example:
+        >>> calibrated_topk_hinge(torch.tensor([[3.0, 2.5, 1.0]]), torch.tensor([2]), k=1)
+        tensor(2.5000)
+
+    Reference:
+        Yang and Koyejo, On the Consistency of Top-k Surrogate Losses, ICML 2020.
+    """
+    return noised_topk_hinge(
+        scores, target, k, epsilon=0.0, weight=weight, ignore_index=ignore_index, reduction=reduction
+    )
+
+
+def smooth_topk_hinge(
+    scores: Tensor,
+    target: Tensor,
+    k: int,
+    *,
+    tau: float = 1.0,
+    weight: Tensor | None = None,
+    ignore_index: int = -100,
+    reduction: Reduction = "mean",
+) -> Tensor:
+    """Top-K hinge smoothed by a log-sum over all subsets of K classes.
+
+    ``tau log sum_A exp(1[y not in A] / tau + sum_A s_j / (K tau)) - tau log sum_(A with y) exp(sum_A s_j / (K tau))``,
+    A running over the subsets of size K. O(L K), stable at any scale of the scores; its gradient is of order 1/K.
+
+    Args:
+        scores, target, weight, ignore_index, reduction: As in ``F.cross_entropy``.
+        k: Number of suggestions, from 1 to L - 1.
+        tau: Temperature; 0 gives the limit ``(1 + (K-th largest of the others - s_y) / K)_+``.
+
+    Example:
+        >>> smooth_topk_hinge(torch.tensor([[3.0, 2.5, 1.0]]), torch.tensor([0]), k=1, tau=1.0)
+        tensor(1.0396)
+
+    Reference:
+        Berrada, Zisserman and Kumar, Smooth Loss Functions for Deep Top-k Classification, ICLR 2018.
+    """
+    batch = ScoredBatch(scores, target, weight=weight, ignore_index=ignore_index, reduction=reduction)
+    check_k(k, batch.num_classes - 1, batch.num_classes)
+    check_not_negative("tau", tau)
+    if tau == 0:
+        _, kth_RC = _largest_of_others(batch, k)
+        return batch.reduce((1 + (kth_RC - batch.scores_RC) / k).relu())
+    others_RL = batch.without_candidate()
+    if others_RL is None:
+        log_ratio_RC = log_subset_ratio_without_each(batch.scores_RL / (k * tau), k)
+    else:
+        log_ratio_RC = log_subset_ratio(others_RL / (k * tau), k)
+    return batch.reduce(tau * _softplus(1 / tau + log_ratio_RC - batch.scores_RC / (k * tau)))
+
+
+def focal(
+    scores: Tensor,
+    target: Tensor,
+    *,
+    gamma: float = 2.0,
+    weight: Tensor | None = None,
+    ignore_index: int = -100,
+    reduction: Reduction = "mean",
+) -> Tensor:
+    """``(1 - p_y)^gamma`` times the cross-entropy, p the softmax of the scores.
+
+    Args:
+        scores, target, weight, ignore_index, reduction: As in ``F.cross_entropy``.
+        gamma: How strongly well classified examples are discounted; 0 gives the cross-entropy.
+
+    Example:
+        >>> focal(torch.tensor([[1.0, 1.0]]), torch.tensor([0]), gamma=1.0)
+        tensor(0.3466)
+
+    Reference:
+        Lin et al., Focal Loss for Dense Object Detection, ICCV 2017.
+    """
+    batch = ScoredBatch(scores, target, weight=weight, ignore_index=ignore_index, reduction=reduction)
+    check_not_negative("gamma", gamma)
+    against_RC = _log_sum_of_others(batch, batch.scores_RL) - batch.scores_RC
+    # With odds exp(against) against the label, p_y = sigmoid(-against).
+    return batch.reduce(torch.exp(gamma * F.logsigmoid(against_RC)) * _softplus(against_RC))
+
+
+def ldam(
+    scores: Tensor,
+    target: Tensor,
+    class_counts: ClassCounts,
+    *,
+    max_margin: float = 0.5,
+    scale: float = 30.0,
+    weight: Tensor | None = None,
+    ignore_index: int = -100,
+    reduction: Reduction = "mean",
+) -> Tensor:
+    """Cross-entropy of ``scale (s - m_y delta_y)``, the margin ``m_y`` larger for rarer classes.
+
+    Made for cosine scores: see ``CosineLinear``.
+
+    Args:
+        scores, target, weight, ignore_index, reduction: As in ``F.cross_entropy``.
+        class_counts: ``(L,)`` training images of each class.
+        max_margin: Margin of the rarest class.
+        scale: Factor of the scores.
+
+    Example:
+        >>> ldam(torch.tensor([[0.5, 0.5]]), torch.tensor([0]), [1, 16], max_margin=0.1, scale=10.0)
+        tensor(1.3133)
+
+    Reference:
+        Cao et al., Learning Imbalanced Datasets with Label-Distribution-Aware Margin Loss, NeurIPS 2019.
+    """
+    batch = ScoredBatch(scores, target, weight=weight, ignore_index=ignore_index, reduction=reduction)
+    check_positive("scale", scale)
+    margin_RC = _margins(batch, class_counts, max_margin)
+    others_RC = _log_sum_of_others(batch, scale * batch.scores_RL)
+    return batch.reduce(_softplus(others_RC - scale * (batch.scores_RC - margin_RC)))
+
+
+def noised_topk_hinge(
+    scores: Tensor,
+    target: Tensor,
+    k: int,
+    *,
+    epsilon: float = 0.2,
+    n_samples: float = 5,
+    noise: Tensor | None = None,
+    generator: torch.Generator | None = None,
+    weight: Tensor | None = None,
+    ignore_index: int = -100,
+    reduction: Reduction = "mean",
+) -> Tensor:
+    """Calibrated top-K hinge with its (K+1)-th largest score smoothed by Gaussian noise.
+
+    ``(1 + mean over B draws of the (K+1)-th largest of s + epsilon Z - s_y)_+``. The gradient has at most B + 1
+    non-zeros a row: where the loss is active, 1/B at the position found in each draw, and -1 at the label.
+
+    Args:
+        scores, target, weight, ignore_index, reduction: As in ``F.cross_entropy``.
+        k: Number of suggestions, from 1 to L - 1.
+        epsilon: Scale of the noise, on the scale of the scores; 0 gives ``calibrated_topk_hinge``.
+        n_samples: Number B of draws; ``math.inf`` takes the expectation itself, without noise (see ``exact_topk``).
+        noise: The draws themselves, shaped like ``scores`` with B more entries in a last dimension; sets B.
+        generator: Source of fresh draws; by default that of the device, told apart by rank.
+
+    Example:
+        >>> scores, target = torch.tensor([[3.0, 2.5, 1.0]]), torch.tensor([2])
+        >>> noised_topk_hinge(scores, target, k=1, epsilon=1.0, noise=torch.tensor([[[0.0], [1.0], [0.0]]]))
+        tensor(3.)
+
+    Reference:
+        Garcin et al., Stochastic smoothing of the top-K calibrated hinge loss for deep imbalanced classification,
+        ICML 2022.
+    """
+    batch = ScoredBatch(scores, target, weight=weight, ignore_index=ignore_index, reduction=reduction)
+    rival_R1 = _smooth_rival(batch, scores, k, epsilon, n_samples, noise, generator)
+    return batch.reduce((1 + rival_R1 - batch.scores_RC).relu())
+
+
+def imbalanced_noised_topk_hinge(
+    scores: Tensor,
+    target: Tensor,
+    class_counts: ClassCounts,
+    k: int,
+    *,
+    epsilon: float = 0.01,
+    n_samples: float = 5,
+    max_margin: float = 0.2,
+    scale: float = 50.0,
+    noise: Tensor | None = None,
+    generator: torch.Generator | None = None,
+    weight: Tensor | None = None,
+    ignore_index: int = -100,
+    reduction: Reduction = "mean",
+) -> Tensor:
+    """``noised_topk_hinge`` with a margin ``m_y`` that is larger for rarer classes, times ``scale``.
+
+    ``scale (m_y + mean over B draws of the (K+1)-th largest of s + epsilon Z - s_y)_+``. Made for cosine scores (see
+    ``CosineLinear``): the noise and the margins live on the cosines, the scale multiplies the loss alone.
+
+    Args:
+        scores, target, weight, ignore_index, reduction: As in ``F.cross_entropy``.
+        class_counts: ``(L,)`` training images of each class.
+        k: Number of suggestions, from 1 to L - 1.
+        epsilon, n_samples, noise, generator: As in ``noised_topk_hinge``.
+        max_margin: Margin of the rarest class.
+        scale: Factor of the loss.
+
+    Example:
+        >>> cosines, target = torch.tensor([[0.9, 0.7, 0.5]]), torch.tensor([0])
+        >>> imbalanced_noised_topk_hinge(cosines, target, [1, 2, 3], k=1, epsilon=0.0, max_margin=0.3)
+        tensor(5.0000)
+
+    Reference:
+        Garcin et al., Stochastic smoothing of the top-K calibrated hinge loss for deep imbalanced classification,
+        ICML 2022.
+    """
+    batch = ScoredBatch(scores, target, weight=weight, ignore_index=ignore_index, reduction=reduction)
+    check_positive("scale", scale)
+    margin_RC = _margins(batch, class_counts, max_margin)
+    rival_R1 = _smooth_rival(batch, scores, k, epsilon, n_samples, noise, generator)
+    return batch.reduce(scale * (margin_RC + rival_R1 - batch.scores_RC).relu())
+
+
+def _smooth_rival(
+    batch: ScoredBatch,
+    scores: Tensor,
+    k: int,
+    epsilon: float,
+    n_samples: float,
+    noise: Tensor | None,
+    generator: torch.Generator | None,
+) -> Tensor:
+    """``(R, 1)`` smoothed (K+1)-th largest score: the best one that is left out of K suggestions."""
+    check_k(k, batch.num_classes - 1, batch.num_classes)
+    check_n_samples(n_samples)
+    check_noise(noise, scores, generator)
+    if n_samples == math.inf and noise is None:
+        rival_R = exact_topk(batch.scores_RL, k + 1, epsilon=epsilon)
+    else:
+        draws = int(n_samples) if noise is None else noise.shape[-1]
+        noise = batch.last_dim_classes(noise)
+        rival_R = smooth_topk(
+            batch.scores_RL, k + 1, epsilon=epsilon, n_samples=draws, noise=noise, generator=generator
+        )
+    return rival_R.unsqueeze(-1)
+
+
+def _largest_of_others(batch: ScoredBatch, k: int) -> tuple[Tensor, Tensor]:
+    """Of the scores without the candidate's own: ``(R, C)`` sum of the K - 1 largest, and the K-th largest."""
+    positions_RK = batch.scores_RL.detach().topk(k + 1).indices
+    top_RK = batch.scores_RL.gather(-1, positions_RK)
+    kth_R1, next_R1 = top_RK[..., k - 1 : k], top_RK[..., k : k + 1]
+    nowhere_RL = torch.zeros_like(batch.scores_RL, dtype=torch.bool)
+    inside_RC = batch.pick(nowhere_RL.scatter(-1, positions_RK[..., :k], True))
+    above_kth_RC = top_RK[..., :k].sum(-1, keepdim=True) - torch.where(inside_RC, batch.scores_RC, kth_R1)
+    return above_kth_RC, torch.where(inside_RC, next_R1, kth_R1)
+
+
+def _log_sum_of_others(batch: ScoredBatch, scores_RL: Tensor) -> Tensor:
+    """``(R, C)`` log-sum-exp of the scores without the candidate's own."""
+    best_R1 = scores_RL.detach().argmax(-1, keepdim=True)
+    is_best_RL = torch.zeros_like(scores_RL, dtype=torch.bool).scatter(-1, best_R1, True)
+    all_R1 = scores_RL.logsumexp(-1, keepdim=True)
+    all_but_best_R1 = scores_RL.masked_fill(is_best_RL, -math.inf).logsumexp(-1, keepdim=True)
+    # Subtracting a class's share from the whole is exact enough up to a share of 1/2, which only the best can pass.
+    share_RC = batch.pick((scores_RL - all_R1).masked_fill(is_best_RL, -math.inf)).exp()
+    return torch.where(batch.pick(is_best_RL), all_but_best_R1, all_R1 + torch.log1p(-share_RC))
+
+
+def _margins(batch: ScoredBatch, class_counts: ClassCounts, max_margin: float) -> Tensor:
+    counts_L = checked_class_counts(class_counts, batch.num_classes)
+    margins_L = class_margins(counts_L.to(batch.scores_RL.device), max_margin)
+    return batch.pick_per_class(margins_L.to(batch.scores_RL.dtype))
+
+
+def _softplus(x: Tensor) -> Tensor:
+    """``log(1 + exp(x))``; F.softplus cuts it off at 20, which float64 can see."""
+    return -F.logsigmoid(-x)

@@ -1,0 +1,312 @@
+"""Module twins of ``shortlist.functional``: they hold the settings, the functions do the work."""
+
+from typing import TypedDict, Unpack
+
+import torch
+from torch import Tensor, nn
+
+from shortlist import functional
+from shortlist._batch import Reduction, check_reduction
+from shortlist._checks import (
+    ClassCounts,
+    check_at_least_one,
+    check_n_samples,
+    check_not_negative,
+    check_positive,
+    checked_class_counts,
+)
+
+__all__ = [
+    "CalibratedTopKHinge",
+    "ConvexTopKHinge",
+    "FocalLoss",
+    "ImbalancedNoisedTopKHinge",
+    "LDAMLoss",
+    "NoisedTopKHinge",
+    "SmoothTopKHinge",
+    "TopKError",
+    "TopKHinge",
+]
+
+
+class _SharedSettings(TypedDict, total=False):
+    weight: Tensor | None
+    ignore_index: int
+    reduction: Reduction
+
+
+class _Loss(nn.Module):
+    """Settings that every loss takes, as ``nn.CrossEntropyLoss`` does."""
+
+    weight: Tensor | None
+    _shown: tuple[str, ...] = ()
+
+    def __init__(
+        self, *, weight: Tensor | None = None, ignore_index: int = -100, reduction: Reduction = "mean"
+    ) -> None:
+        super().__init__()
+        check_reduction(reduction)
+        self.register_buffer("weight", weight)
+        self.ignore_index = ignore_index
+        self.reduction: Reduction = reduction
+
+    def _shared(self) -> _SharedSettings:
+        return {"weight": self.weight, "ignore_index": self.ignore_index, "reduction": self.reduction}
+
+    def extra_repr(self) -> str:
+        return ", ".join(f"{name}={getattr(self, name)!r}" for name in (*self._shown, "reduction"))
+
+
+class _TopKLoss(_Loss):
+    _shown = ("k",)
+
+    def __init__(self, k: int, **shared: Unpack[_SharedSettings]) -> None:
+        super().__init__(**shared)
+        check_at_least_one("k", k)
+        self.k = k
+
+
+class TopKError(_TopKLoss):
+    """Module twin of ``shortlist.functional.topk_error``.
+
+    Example:
+        >>> TopKError(2)(torch.tensor([[3.0, 2.0, 1.0]]), torch.tensor([2]))
+        tensor(1.)
+    """
+
+    def forward(self, scores: Tensor, target: Tensor) -> Tensor:
+        return functional.topk_error(scores, target, self.k, **self._shared())
+
+
+class TopKHinge(_TopKLoss):
+    """Module twin of ``shortlist.functional.topk_hinge``.
+
+    Example:
+        >>> TopKHinge(1)(torch.tensor([[3.0, 2.5, 1.0]]), torch.tensor([0]))
+        tensor(0.5000)
+    """
+
+    def forward(self, scores: Tensor, target: Tensor) -> Tensor:
+        return functional.topk_hinge(scores, target, self.k, **self._shared())
+
+
+class ConvexTopKHinge(_TopKLoss):
+    """Module twin of ``shortlist.functional.convex_topk_hinge``.
+
+    Example:
+        >>> ConvexTopKHinge(2)(torch.tensor([[3.0, 2.5, 1.0]]), torch.tensor([0]))
+        tensor(0.2500)
+    """
+
+    def forward(self, scores: Tensor, target: Tensor) -> Tensor:
+        return functional.convex_topk_hinge(scores, target, self.k, **self._shared())
+
+
+class CalibratedTopKHinge(_TopKLoss):
+    """Module twin of ``shortlist.functional.calibrated_topk_hinge``.
+
+    Example:
+        >>> CalibratedTopKHinge(1)(torch.tensor([[3.0, 2.5, 1.0]]), torch.tensor([2]))
+        tensor(2.5000)
+    """
+
+    def forward(self, scores: Tensor, target: Tensor) -> Tensor:
+        return functional.calibrated_topk_hinge(scores, target, self.k, **self._shared())
+
+
+class SmoothTopKHinge(_TopKLoss):
+    """Module twin of ``shortlist.functional.smooth_topk_hinge``.
+
+    Example:
+        >>> SmoothTopKHinge(1, tau=1.0)(torch.tensor([[3.0, 2.5, 1.0]]), torch.tensor([0]))
+        tensor(1.0396)
+    """
+
+    _shown = ("k", "tau")
+
+    def __init__(self, k: int, *, tau: float = 1.0, **shared: Unpack[_SharedSettings]) -> None:
+        super().__init__(k, **shared)
+        check_not_negative("tau", tau)
+        self.tau = tau
+
+    def forward(self, scores: Tensor, target: Tensor) -> Tensor:
+        return functional.smooth_topk_hinge(scores, target, self.k, tau=self.tau, **self._shared())
+
+
+class FocalLoss(_Loss):
+    """Module twin of ``shortlist.functional.focal``.
+
+    Example:
+        >>> FocalLoss(gamma=1.0)(torch.tensor([[1.0, 1.0]]), torch.tensor([0]))
+        tensor(0.3466)
+    """
+
+    _shown = ("gamma",)
+
+    def __init__(self, *, gamma: float = 2.0, **shared: Unpack[_SharedSettings]) -> None:
+        super().__init__(**shared)
+        check_not_negative("gamma", gamma)
+        self.gamma = gamma
+
+    def forward(self, scores: Tensor, target: Tensor) -> Tensor:
+        return functional.focal(scores, target, gamma=self.gamma, **self._shared())
+
+
+class LDAMLoss(_Loss):
+    """Module twin of ``shortlist.functional.ldam``; the class counts are a buffer.
+
+    Example:
+        >>> LDAMLoss([1, 16], max_margin=0.1, scale=10.0)(torch.tensor([[0.5, 0.5]]), torch.tensor([0]))
+        tensor(1.3133)
+    """
+
+    class_counts: Tensor
+    _shown = ("max_margin", "scale")
+
+    def __init__(
+        self,
+        class_counts: ClassCounts,
+        *,
+        max_margin: float = 0.5,
+        scale: float = 30.0,
+        **shared: Unpack[_SharedSettings],
+    ) -> None:
+        super().__init__(**shared)
+        check_not_negative("max_margin", max_margin)
+        check_positive("scale", scale)
+        self.register_buffer("class_counts", checked_class_counts(class_counts))
+        self.max_margin = max_margin
+        self.scale = scale
+
+    def forward(self, scores: Tensor, target: Tensor) -> Tensor:
+        return functional.ldam(
+            scores, target, self.class_counts, max_margin=self.max_margin, scale=self.scale, **self._shared()
+        )
+
+
+class _NoisedLoss(_TopKLoss):
+    def __init__(
+        self,
+        k: int,
+        *,
+        epsilon: float,
+        n_samples: float,
+        eval_n_samples: float | None,
+        **shared: Unpack[_SharedSettings],
+    ) -> None:
+        super().__init__(k, **shared)
+        check_not_negative("epsilon", epsilon)
+        check_n_samples(n_samples)
+        if eval_n_samples is not None:
+            check_n_samples(eval_n_samples, "eval_n_samples")
+        self.epsilon = epsilon
+        self.n_samples = n_samples
+        self.eval_n_samples = eval_n_samples
+
+    def _draws(self) -> float:
+        """B for this call, which may differ in evaluation mode."""
+        return self.n_samples if self.training or self.eval_n_samples is None else self.eval_n_samples
+
+
+class NoisedTopKHinge(_NoisedLoss):
+    """Module twin of ``shortlist.functional.noised_topk_hinge``; ``noise`` and ``generator`` are given at call time.
+
+    Args:
+        k, epsilon, n_samples: As in the function.
+        eval_n_samples: Draws in evaluation mode, if others; ``math.inf`` makes evaluation deterministic.
+
+    Example:
+        >>> loss = NoisedTopKHinge(1, epsilon=1.0, eval_n_samples=math.inf).eval()
+        >>> loss(torch.zeros(1, 2), torch.tensor([0]))
+        tensor(0.4358)
+    """
+
+    _shown = ("k", "epsilon", "n_samples")
+
+    def __init__(
+        self,
+        k: int,
+        *,
+        epsilon: float = 0.2,
+        n_samples: float = 5,
+        eval_n_samples: float | None = None,
+        **shared: Unpack[_SharedSettings],
+    ) -> None:
+        super().__init__(k, epsilon=epsilon, n_samples=n_samples, eval_n_samples=eval_n_samples, **shared)
+
+    def forward(
+        self,
+        scores: Tensor,
+        target: Tensor,
+        *,
+        noise: Tensor | None = None,
+        generator: torch.Generator | None = None,
+    ) -> Tensor:
+        return functional.noised_topk_hinge(
+            scores,
+            target,
+            self.k,
+            epsilon=self.epsilon,
+            n_samples=self._draws(),
+            noise=noise,
+            generator=generator,
+            **self._shared(),
+        )
+
+
+class ImbalancedNoisedTopKHinge(_NoisedLoss):
+    """Module twin of ``shortlist.functional.imbalanced_noised_topk_hinge``; the class counts are a buffer.
+
+    Args:
+        class_counts, k, epsilon, n_samples, max_margin, scale: As in the function.
+        eval_n_samples: Draws in evaluation mode, if others; ``math.inf`` makes evaluation deterministic.
+
+    Example:
+        >>> loss = ImbalancedNoisedTopKHinge([1, 2, 3], k=1, epsilon=0.0, max_margin=0.3)
+        >>> loss(torch.tensor([[0.9, 0.7, 0.5]]), torch.tensor([0]))
+        tensor(5.0000)
+    """
+
+    class_counts: Tensor
+    _shown = ("k", "epsilon", "n_samples", "max_margin", "scale")
+
+    def __init__(
+        self,
+        class_counts: ClassCounts,
+        k: int,
+        *,
+        epsilon: float = 0.01,
+        n_samples: float = 5,
+        max_margin: float = 0.2,
+        scale: float = 50.0,
+        eval_n_samples: float | None = None,
+        **shared: Unpack[_SharedSettings],
+    ) -> None:
+        super().__init__(k, epsilon=epsilon, n_samples=n_samples, eval_n_samples=eval_n_samples, **shared)
+        check_not_negative("max_margin", max_margin)
+        check_positive("scale", scale)
+        self.register_buffer("class_counts", checked_class_counts(class_counts))
+        self.max_margin = max_margin
+        self.scale = scale
+
+    def forward(
+        self,
+        scores: Tensor,
+        target: Tensor,
+        *,
+        noise: Tensor | None = None,
+        generator: torch.Generator | None = None,
+    ) -> Tensor:
+        return functional.imbalanced_noised_topk_hinge(
+            scores,
+            target,
+            self.class_counts,
+            self.k,
+            epsilon=self.epsilon,
+            n_samples=self._draws(),
+            max_margin=self.max_margin,
+            scale=self.scale,
+            noise=noise,
+            generator=generator,
+            **self._shared(),
+        )

@@ -1,0 +1,30 @@
+"""Margins that grow as a class gets rarer."""
+
+from torch import Tensor
+
+from shortlist._checks import ClassCounts, check_not_negative, checked_class_counts
+
+
+def class_margins(class_counts: ClassCounts, max_margin: float) -> Tensor:
+    """``C / n^(1/4)`` for a class of n training images, C such that the largest margin is ``max_margin``.
+
+    Args:
+        class_counts: Training images of each class, all positive.
+        max_margin: Margin of the rarest class.
+
+    Returns:
+        ``(L,)`` margins, float32 (float64 for float64 counts).
+
+    Example:
+        >>> class_margins([1, 16, 81], max_margin=0.6)
+        tensor([0.6000, 0.3000, 0.2000])
+
+    Reference:
+        Cao et al., Learning Imbalanced Datasets with Label-Distribution-Aware Margin Loss, NeurIPS 2019.
+    """
+    check_not_negative("max_margin", max_margin)
+    counts = checked_class_counts(class_counts)
+    counts = counts if counts.dtype.itemsize == 8 and counts.is_floating_point() else counts.float()
+    margins = max_margin * (counts.min() / counts) ** 0.25
+    # Counts that could not be read (on a GPU, in a graph) were not checked: a bad one makes every margin NaN.
+    return margins + (counts.log() * 0).sum()

@@ -1,0 +1,111 @@
+"""Top-K accuracy over all images, over classes, and over rare and frequent classes."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from shortlist._batch import check_labels_in_range, with_classes_last
+from shortlist._checks import ClassCounts, check_at_least_one, check_k, checked_class_counts
+from shortlist.errors import ShortlistError
+
+try:
+    from torchmetrics import Metric
+except ImportError as missing:
+    raise ImportError("shortlist.TopKMetrics needs torchmetrics: pip install 'shortlist[metrics]'") from missing
+
+# Classes by training images, as in the paper's tables: few < 20 <= medium <= 100 < many.
+_FEW_BELOW, _MANY_ABOVE = 20, 100
+
+
+class TopKMetrics(Metric):
+    """Micro, macro and few / medium / many top-K accuracy, for several K in one pass.
+
+    An image is correct at K if fewer than K scores are strictly above its label's: a tie with the K-th counts as
+    correct. A label whose score is NaN is wrong at every K, and so is one beside K or more NaN scores.
+
+    The state is one integer count a class and K, summed across ranks, so the result does not depend on how the images
+    were divided into batches or ranks.
+
+    Args:
+        num_classes: Number L of classes.
+        ks: The values of K.
+        class_counts: ``(L,)`` training images of each class, zero allowed; adds the few, medium and many means.
+        **kwargs: Passed to ``torchmetrics.Metric``.
+
+    Example:
+        >>> metrics = TopKMetrics(3, ks=(1, 2), class_counts=[5, 50, 500])
+        >>> scores = torch.tensor([[3.0, 2.0, 1.0], [3.0, 2.0, 1.0], [1.0, 2.0, 3.0]])
+        >>> metrics.update(scores, torch.tensor([0, 1, 1]))
+        >>> result = metrics.compute()
+        >>> {name: round(result[name].item(), 3) for name in ("micro_top1", "macro_top1", "macro_top2", "medium_top2")}
+        {'micro_top1': 0.333, 'macro_top1': 0.5, 'macro_top2': 1.0, 'medium_top2': 1.0}
+        >>> int(result["absent_classes"])
+        1
+    """
+
+    is_differentiable = False
+    higher_is_better = True
+    full_state_update = False
+
+    seen: Tensor
+    hits: Tensor
+    class_counts: Tensor | None
+
+    def __init__(
+        self,
+        num_classes: int,
+        ks: Sequence[int] = (1, 3, 5),
+        class_counts: ClassCounts | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        check_at_least_one("num_classes", num_classes)
+        if len(ks) == 0 or len(set(ks)) < len(ks):
+            raise ShortlistError(f"ks must be one or more different values of K, got {tuple(ks)}")
+        for k in ks:
+            check_k(k, num_classes, num_classes)
+        self.num_classes = num_classes
+        self.ks = tuple(ks)
+        counts = None if class_counts is None else checked_class_counts(class_counts, num_classes, allow_zero=True)
+        self.register_buffer("class_counts", counts, persistent=False)
+        self.add_state("seen", torch.zeros(num_classes, dtype=torch.int64), dist_reduce_fx="sum")
+        self.add_state("hits", torch.zeros(len(ks), num_classes, dtype=torch.int64), dist_reduce_fx="sum")
+
+    def update(self, scores: Tensor, target: Tensor) -> None:
+        """Count a batch: scores and labels shaped as for the losses."""
+        scores_RL, index_R, _ = with_classes_last(scores, target)
+        if index_R is None:
+            raise ShortlistError(f"target must be int64 labels, got probabilities ({target.dtype})")
+        if scores_RL.shape[-1] != self.num_classes:
+            raise ShortlistError(f"scores must have {self.num_classes} classes, got {scores_RL.shape[-1]}")
+        check_labels_in_range(index_R, self.num_classes)
+        own_R1 = scores_RL.gather(-1, index_R.unsqueeze(-1))
+        above_R = (~(scores_RL <= own_R1)).sum(-1)  # so written, a NaN on either side counts as above
+        index_R, above_R = index_R.flatten(), above_R.flatten()
+        self.seen.index_add_(0, index_R, torch.ones_like(index_R))
+        for hits, k in zip(self.hits, self.ks, strict=True):
+            hits.index_add_(0, index_R, (above_R < k).long())
+
+    def compute(self) -> dict[str, Tensor]:
+        """``micro_top{k}``, ``macro_top{k}`` and the like for each K, and ``absent_classes``.
+
+        A mean over classes takes those that occur in the counted labels, whatever K is; over none it is NaN.
+        """
+        occurs = self.seen > 0
+        groups = {"macro": occurs}
+        if self.class_counts is not None:
+            few, many = self.class_counts < _FEW_BELOW, self.class_counts > _MANY_ABOVE
+            groups |= {"few": occurs & few, "medium": occurs & ~few & ~many, "many": occurs & many}
+        result = {}
+        for hits, (k, accuracy) in zip(self.hits, self.per_class().items(), strict=True):
+            result[f"micro_top{k}"] = hits.sum() / self.seen.sum()
+            for name, members in groups.items():
+                result[f"{name}_top{k}"] = accuracy[members].mean()
+        result["absent_classes"] = (~occurs).sum()
+        return result
+
+    def per_class(self) -> dict[int, Tensor]:
+        """For each K the ``(L,)`` accuracies of the classes; NaN for a class that did not occur."""
+        return {k: hits / self.seen for k, hits in zip(self.ks, self.hits, strict=True)}

@@ -1,0 +1,165 @@
+"""The K-th largest value and the sum of the K largest: hard, and smoothed by Gaussian noise.
+
+Shape suffixes: R rows (any leading dimensions), L classes, B draws, K positions.
+"""
+
+import math
+
+import torch
+from torch import Tensor
+
+from shortlist._checks import check_floating, check_k, check_n_samples, check_noise, check_not_negative
+from shortlist._noise import standard_normal
+from shortlist._precision import working
+from shortlist.errors import ShortlistError
+
+# Perturbed scores held at once: bounds the memory of many draws over many classes, whatever B is.
+_PERTURBED_AT_ONCE = 2**22
+
+
+def topk_value(x: Tensor, k: int, dim: int = -1) -> Tensor:
+    """The ``k``-th largest value along ``dim``; its gradient is one at that value's position, zero elsewhere.
+
+    A slice with a NaN gives NaN. Which of several equal values takes the gradient is left open.
+
+    Example:
+        >>> topk_value(torch.tensor([2.4, 2.6, 2.3, 0.5]), k=2)
+        tensor(2.4000)
+    """
+    return smooth_topk(x, k, epsilon=0.0, dim=dim)
+
+
+def topk_sum(x: Tensor, k: int, dim: int = -1) -> Tensor:
+    """The sum of the ``k`` largest values along ``dim``; its gradient is one at each of them.
+
+    Example:
+        >>> topk_sum(torch.tensor([2.4, 2.6, 2.3, 0.5]), k=2)
+        tensor(5.)
+    """
+    return smooth_topk_sum(x, k, epsilon=0.0, dim=dim)
+
+
+def smooth_topk(
+    x: Tensor,
+    k: int,
+    *,
+    epsilon: float,
+    n_samples: int = 5,
+    dim: int = -1,
+    noise: Tensor | None = None,
+    generator: torch.Generator | None = None,
+) -> Tensor:
+    """Monte-Carlo estimate of ``E[k-th largest of x + epsilon Z]`` along ``dim``, Z standard normal.
+
+    The gradient is the paper's: the mean over the draws of the one-hot vector at the k-th position of ``x + epsilon Z``.
+    Backward keeps only these positions.
+
+    Args:
+        x: Scores, any shape and float dtype. float16 and bfloat16 are perturbed in float32.
+        k: Which value, from 1 (the largest) to the number of classes.
+        epsilon: Scale of the noise; 0 gives ``topk_value``.
+        n_samples: Number B of draws. For the limit of infinitely many see ``exact_topk``.
+        dim: The dimension of the classes.
+        noise: The draws themselves, shaped like ``x`` with B more entries in a last dimension; sets B.
+        generator: Source of fresh draws; by default that of the device, told apart by rank.
+
+    Returns:
+        ``x`` without ``dim``, in the dtype of ``x``.
+
+    Example:
+        The worked example of Garcin et al. (2022), section 3.2:
+
+        >>> x = torch.tensor([2.4, 2.6, 2.3, 0.5], requires_grad=True)
+        >>> Z = torch.tensor([[0.2, -0.1, 0.1, 0.3], [0.1, 0.1, -0.1, 0.1], [-0.1, -0.1, 0.1, -0.1]]).T
+        >>> value = smooth_topk(x, k=2, epsilon=1.0, noise=Z)
+        >>> value.backward()
+        >>> f"{value.item():.2f}", x.grad
+        ('2.47', tensor([0.3333, 0.3333, 0.3333, 0.0000]))
+    """
+    return _smoothed(x, k, slice(k - 1, k), epsilon, n_samples, dim, noise, generator)
+
+
+def smooth_topk_sum(
+    x: Tensor,
+    k: int,
+    *,
+    epsilon: float,
+    n_samples: int = 5,
+    dim: int = -1,
+    noise: Tensor | None = None,
+    generator: torch.Generator | None = None,
+) -> Tensor:
+    """Monte-Carlo estimate of ``E[sum of the k largest of x + epsilon Z]``; arguments as in ``smooth_topk``.
+
+    The gradient is the mean over the draws of the k-hot vector at the k largest of ``x + epsilon Z``.
+
+    Example:
+        >>> Z = torch.tensor([[0.2, -0.1, 0.1, 0.3], [0.1, 0.1, -0.1, 0.1], [-0.1, -0.1, 0.1, -0.1]]).T
+        >>> smooth_topk_sum(torch.tensor([2.4, 2.6, 2.3, 0.5]), k=2, epsilon=1.0, noise=Z)
+        tensor(5.0667)
+    """
+    return _smoothed(x, k, slice(0, k), epsilon, n_samples, dim, noise, generator)
+
+
+def rows_of(x: Tensor, k: int, dim: int) -> Tensor:
+    """Check an operator's operand; bring its classes last and its values to working precision."""
+    check_floating("x", x)
+    if not -x.dim() <= dim < x.dim():
+        raise ShortlistError(f"dim must name one of the {x.dim()} dimensions of x, got {dim}")
+    check_k(k, x.shape[dim], x.shape[dim])
+    return working(x.movedim(dim, -1))
+
+
+def _smoothed(
+    x: Tensor,
+    k: int,
+    ranks: slice,
+    epsilon: float,
+    n_samples: int,
+    dim: int,
+    noise: Tensor | None,
+    generator: torch.Generator | None,
+) -> Tensor:
+    x_RL = rows_of(x, k, dim)
+    check_not_negative("epsilon", epsilon)
+    check_n_samples(n_samples)
+    if n_samples == math.inf:
+        raise ShortlistError("n_samples must be finite here: exact_topk computes the limit")
+    check_noise(noise, x, generator)
+    if epsilon == 0:
+        positions_RP = x_RL.detach().topk(k).indices[..., ranks]
+        total_R = x_RL.gather(-1, positions_RP).sum(-1)
+    else:
+        noise_BRL = None if noise is None else noise.movedim(dim % x.dim(), -2).movedim(-1, 0).to(x_RL.dtype)
+        n_samples = n_samples if noise_BRL is None else len(noise_BRL)
+        total_R = _total_over_draws(x_RL, k, ranks, epsilon, n_samples, noise_BRL, generator) / n_samples
+    total_R = torch.where(x_RL.isnan().any(-1), math.nan, total_R)
+    return total_R.to(x.dtype)
+
+
+def _total_over_draws(
+    x_RL: Tensor,
+    k: int,
+    ranks: slice,
+    epsilon: float,
+    n_samples: int,
+    noise_BRL: Tensor | None,
+    generator: torch.Generator | None,
+) -> Tensor:
+    """Sum over the draws of the perturbed scores at ``ranks``, differentiated through their positions alone."""
+    positions, noise_there = [], []
+    step = max(1, _PERTURBED_AT_ONCE // max(1, x_RL.numel()))
+    for start in range(0, n_samples, step):
+        shape = (min(step, n_samples - start), *x_RL.shape)
+        if noise_BRL is not None:
+            z_BRL = noise_BRL[start : start + step]
+        else:
+            z_BRL = standard_normal(shape, dtype=x_RL.dtype, device=x_RL.device, generator=generator)
+        perturbed_BRL = torch.add(x_RL.detach(), z_BRL.detach(), alpha=epsilon)
+        positions_BRP = perturbed_BRL.topk(k).indices[..., ranks]
+        positions.append(positions_BRP)
+        noise_there.append(z_BRL.gather(-1, positions_BRP))
+    positions_RPB = torch.cat(positions).movedim(0, -1)
+    noise_RPB = torch.cat(noise_there).movedim(0, -1)
+    # One gather over all draws: its backward is a single scatter into one tensor shaped like the scores.
+    return x_RL.gather(-1, positions_RPB.flatten(-2)).sum(-1) + epsilon * noise_RPB.flatten(-2).sum(-1)
