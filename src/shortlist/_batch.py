@@ -40,11 +40,7 @@ class ScoredBatch:
             self._index_R = torch.where(self._kept_R, self._index_R, 0)
         elif ignore_index >= 0:
             raise ShortlistError(f"ignore_index must be negative where target holds probabilities, got {ignore_index}")
-
-    @property
-    def scores_RC(self) -> Tensor:
-        """The candidates' own scores."""
-        return self.pick(self.scores_RL)
+        self.scores_RC = self.pick(self.scores_RL)  # the candidates' own
 
     def pick(self, values_RL: Tensor) -> Tensor:
         """Of values for every class, those of the candidates."""
@@ -103,11 +99,10 @@ def with_classes_last(scores: Tensor, target: Tensor) -> tuple[Tensor, Tensor | 
     check_floating("scores", scores)
     if not isinstance(target, Tensor):
         raise ShortlistError(f"target must be a tensor, got {type(target).__name__}")
-    if scores.dim() == 0 or scores.shape[min(1, scores.dim() - 1)] < 2:
-        raise ShortlistError(
-            f"scores must have shape (N, L), (L,) or (N, L, d1, ...) with L >= 2 classes, got {tuple(scores.shape)}"
-        )
     class_dim = min(1, scores.dim() - 1)
+    if scores.dim() == 0 or scores.shape[class_dim] < 2:
+        shapes = "(N, L), (L,) or (N, L, d1, ...) with L >= 2 classes"
+        raise ShortlistError(f"scores must have shape {shapes}, got {tuple(scores.shape)}")
     scores_RL = working(scores.movedim(class_dim, -1))
     if target.is_floating_point():
         if target.shape != scores.shape:

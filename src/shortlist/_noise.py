@@ -23,7 +23,7 @@ def standard_normal(
 
 
 def _rehash(noise: Tensor, key: int) -> Tensor:
-    """Map float32 or float64 normals to other normals: bits of the draw, mixed with ``key``, back through the quantile."""
+    """Map normals to other normals: the bits of a draw, mixed with ``key``, go through the quantile function."""
     bits = noise.view(torch.int64) if noise.dtype == torch.float64 else noise.view(torch.int32).long()
     mixed = _mix(bits + _mix(torch.full_like(bits, key)))
     # ``digits + 1`` bits centred on zero are exact in the dtype, and never hit the infinite quantiles at -1 and 1.

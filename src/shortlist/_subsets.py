@@ -34,7 +34,7 @@ def log_subset_ratio_without_each(x_RL: Tensor, k: int) -> Tensor:
     inside_RL = torch.zeros_like(x_RL, dtype=torch.bool).scatter(-1, x_RL.detach().topk(k).indices, True)
     inside = _probabilities_without_each(x_RL, k, rank=k + 1)
     outside = _probabilities_without_each(x_RL, k, rank=k)
-    at_k_RL, before_k_RL, tilt_RL = (torch.where(inside_RL, *pair) for pair in zip(inside, outside, strict=True))
+    at_k_RL, before_k_RL, tilt_RL = (torch.where(inside_RL, a, b) for a, b in zip(inside, outside, strict=True))
     return at_k_RL.log() - before_k_RL.log() - tilt_RL
 
 

@@ -184,7 +184,7 @@ def smooth_topk_hinge(
 
     Example:
         >>> smooth_topk_hinge(torch.tensor([[3.0, 2.5, 1.0]]), torch.tensor([0]), k=1, tau=1.0)
-        tensor(1.0396)
+        tensor(1.1041)
 
     Reference:
         Berrada, Zisserman and Kumar, Smooth Loss Functions for Deep Top-k Classification, ICLR 2018.

@@ -41,7 +41,7 @@ class CosineLinear(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Directions uniform on the sphere, of length about one: the gradient of a direction shrinks with its length."""
+        """Directions uniform on the sphere, of length about one: the gradient of a direction goes as 1 / length."""
         nn.init.normal_(self.weight, std=1 / math.sqrt(self.in_features))
 
     def forward(self, features: Tensor) -> Tensor:

@@ -58,7 +58,7 @@ class _Loss(nn.Module):
 
 
 class _TopKLoss(_Loss):
-    _shown = ("k",)
+    _shown: tuple[str, ...] = ("k",)
 
     def __init__(self, k: int, **shared: Unpack[_SharedSettings]) -> None:
         super().__init__(**shared)
@@ -119,7 +119,7 @@ class SmoothTopKHinge(_TopKLoss):
 
     Example:
         >>> SmoothTopKHinge(1, tau=1.0)(torch.tensor([[3.0, 2.5, 1.0]]), torch.tensor([0]))
-        tensor(1.0396)
+        tensor(1.1041)
     """
 
     _shown = ("k", "tau")

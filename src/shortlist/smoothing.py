@@ -51,8 +51,8 @@ def smooth_topk(
 ) -> Tensor:
     """Monte-Carlo estimate of ``E[k-th largest of x + epsilon Z]`` along ``dim``, Z standard normal.
 
-    The gradient is the paper's: the mean over the draws of the one-hot vector at the k-th position of ``x + epsilon Z``.
-    Backward keeps only these positions.
+    The gradient is the paper's: the mean over the draws of the one-hot vector at the position of the k-th largest
+    of ``x + epsilon Z``. Backward keeps only these positions.
 
     Args:
         x: Scores, any shape and float dtype. float16 and bfloat16 are perturbed in float32.
