@@ -1,11 +1,21 @@
-"""Doctests see what their readers see: torch and the names of the module in hand."""
+"""Set-up for all tests: seeds, Hypothesis profile, and the names that doctests may use."""
+
+import math
 
 import pytest
 import torch
+from hypothesis import settings
+
+# The same examples every time: a test that fails once fails again. No deadline: time is not what tests judge.
+settings.register_profile("repeatable", derandomize=True, deadline=None)
+settings.load_profile("repeatable")
+
+
+@pytest.fixture(autouse=True)
+def _seeded() -> None:
+    torch.manual_seed(0)
 
 
 @pytest.fixture(autouse=True)
 def _doctest_names(doctest_namespace: dict[str, object]) -> None:
-    import math
-
     doctest_namespace |= {"torch": torch, "math": math}

@@ -48,7 +48,7 @@ class ScoredBatch:
 
     def pick_per_class(self, values_L: Tensor) -> Tensor:
         """Of values that depend on the class alone, those of the candidates."""
-        return values_L if self._index_R is None else values_L[self._index_R].unsqueeze(-1)
+        return self.pick(values_L.expand_as(self.scores_RL))
 
     def without_candidate(self) -> Tensor | None:
         """Scores with the label's at -inf; None where every class is a candidate."""
@@ -81,7 +81,7 @@ class ScoredBatch:
         loss_R = loss_RC.squeeze(-1)
         share_R = self._kept_R.to(loss_R.dtype)
         if self._weight_L is not None:
-            share_R = share_R * self._weight_L[self._index_R]
+            share_R = share_R * self.pick_per_class(self._weight_L).squeeze(-1)
         return torch.where(self._kept_R, share_R * loss_R, 0), share_R
 
 

@@ -1,0 +1,72 @@
+"""Each loss written down for one row and one label, as literally as its formula: slow, and hard to get wrong."""
+
+import itertools
+
+import torch
+from torch import Tensor
+
+
+def kth_largest(values: Tensor, k: int) -> Tensor:
+    return values.sort(descending=True).values[k - 1]
+
+
+def topk_error(row: Tensor, label: int, k: int) -> Tensor:
+    return (kth_largest(row, k) > row[label]).to(row.dtype)
+
+
+def topk_hinge(row: Tensor, label: int, k: int) -> Tensor:
+    others = torch.cat([row[:label], row[label + 1 :]])
+    return (1 + kth_largest(others, k) - row[label]).relu()
+
+
+def convex_topk_hinge(row: Tensor, label: int, k: int) -> Tensor:
+    raised = row + 1 - torch.eye(len(row), dtype=row.dtype)[label]
+    return (sum(kth_largest(raised, j) for j in range(1, k + 1)) / k - row[label]).relu()
+
+
+def calibrated_topk_hinge(row: Tensor, label: int, k: int) -> Tensor:
+    return (1 + kth_largest(row, k + 1) - row[label]).relu()
+
+
+def smooth_topk_hinge(row: Tensor, label: int, k: int, tau: float) -> Tensor:
+    every, with_label = [], []
+    for subset in itertools.combinations(range(len(row)), k):
+        mean_over_tau = row[list(subset)].sum() / (k * tau)
+        every.append(mean_over_tau + (label not in subset) / tau)
+        if label in subset:
+            with_label.append(mean_over_tau)
+    return tau * (torch.stack(every).logsumexp(0) - torch.stack(with_label).logsumexp(0))
+
+
+def focal(row: Tensor, label: int, gamma: float) -> Tensor:
+    probability = row.softmax(0)[label]
+    return (1 - probability) ** gamma * -probability.log()
+
+
+def margin(class_counts: Tensor, label: int, max_margin: float) -> Tensor:
+    largest_over_c = (1 / class_counts**0.25).max()
+    return max_margin / largest_over_c / class_counts[label] ** 0.25
+
+
+def ldam(row: Tensor, label: int, class_counts: Tensor, max_margin: float, scale: float) -> Tensor:
+    lowered = row - margin(class_counts, label, max_margin) * torch.eye(len(row), dtype=row.dtype)[label]
+    return -(scale * lowered).log_softmax(0)[label]
+
+
+def noised_topk_hinge(row: Tensor, label: int, k: int, epsilon: float, noise: Tensor) -> Tensor:
+    rivals = [kth_largest(row + epsilon * draw, k + 1) for draw in noise.T]
+    return (1 + sum(rivals) / len(rivals) - row[label]).relu()
+
+
+def imbalanced_noised_topk_hinge(
+    row: Tensor,
+    label: int,
+    k: int,
+    epsilon: float,
+    noise: Tensor,
+    class_counts: Tensor,
+    max_margin: float,
+    scale: float,
+) -> Tensor:
+    rivals = [kth_largest(row + epsilon * draw, k + 1) for draw in noise.T]
+    return (scale * (margin(class_counts, label, max_margin) + sum(rivals) / len(rivals) - row[label])).relu()
