@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: test lint types unit format clean
+.PHONY: test test-gpu lint types unit format clean
 
 test: lint types unit
 
@@ -16,6 +16,10 @@ types: $(VENV)/installed
 
 unit: $(VENV)/installed
 	$(BIN)/pytest -n 2 -q
+
+# Uses the python at hand: a GPU machine has its own build of torch.
+test-gpu:
+	PYTHONPATH=src $(PYTHON) -m pytest -q -m gpu tests/test_gpu.py
 
 format: $(VENV)/installed
 	$(BIN)/ruff check --fix .

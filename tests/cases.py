@@ -35,8 +35,8 @@ class LossCase:
     """Called with one row, its label and its noise (L, B)."""
     noised: bool = False
     has_gradient: bool = True
-    shift_free: bool = True
-    """Whether adding a constant to all scores changes nothing."""
+    has_margins: bool = False
+    """Whether the loss tells classes apart by their counts."""
 
     def __call__(self, scores: Tensor, target: Tensor, **shared: Any) -> Tensor:
         if self.noised:
@@ -91,6 +91,7 @@ LOSSES = [
         lambda s, y, **kw: F.ldam(s, y, _counts_of(s), max_margin=0.3, scale=4.0, **kw),
         lambda num_classes, **kw: sl.LDAMLoss(class_counts(num_classes), max_margin=0.3, scale=4.0, **kw),
         lambda row, label, _: obvious.ldam(row, label, class_counts(len(row)), max_margin=0.3, scale=4.0),
+        has_margins=True,
     ),
     LossCase(
         "noised_topk_hinge",
@@ -111,6 +112,7 @@ LOSSES = [
             row, label, K, 0.5, noise, class_counts(len(row)), max_margin=0.3, scale=4.0
         ),
         noised=True,
+        has_margins=True,
     ),
 ]
 
