@@ -4,15 +4,11 @@ import math
 
 import pytest
 import torch
+from hypothesis import settings
 
-try:
-    from hypothesis import settings
-except ImportError:  # a GPU machine may have just what the GPU tests need
-    pass
-else:
-    # The same examples every time: a test that fails once fails again. No deadline: time is not what tests judge.
-    settings.register_profile("repeatable", derandomize=True, deadline=None)
-    settings.load_profile("repeatable")
+# The same examples every time: a test that fails once fails again. No deadline: time is not what tests judge.
+settings.register_profile("repeatable", derandomize=True, deadline=None)
+settings.load_profile("repeatable")
 
 
 @pytest.fixture(autouse=True)

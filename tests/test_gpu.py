@@ -6,7 +6,9 @@ Run with ``make test-gpu`` on a machine that has one. Needs torch and pytest, an
 import math
 import subprocess
 import sys
+import warnings
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 import torch
@@ -18,11 +20,15 @@ from tests.cases import LossCase, every_differentiable_loss, every_loss, noise_f
 pytestmark = pytest.mark.gpu
 
 
-@pytest.fixture
+@contextmanager
 def waits_are_errors() -> Iterator[None]:
-    torch.cuda.set_sync_debug_mode("error")
-    yield
-    torch.cuda.set_sync_debug_mode("default")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch warns that the mode is a prototype
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            yield
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
 
 
 def draw(n: int = 16, num_classes: int = 50) -> tuple[Tensor, Tensor]:
@@ -45,33 +51,34 @@ def test_value_and_gradient_are_those_of_the_cpu(loss: LossCase, dtype: torch.dt
 
 
 @every_differentiable_loss
-def test_no_loss_waits_for_the_gpu(loss: LossCase, waits_are_errors: None) -> None:
-    scores, target = draw()
-    scores, target = scores.cuda(), target.cuda()
+def test_no_loss_waits_for_the_gpu(loss: LossCase) -> None:
+    scores, target = (t.cuda() for t in draw())
     module = loss.module(50).cuda()
     for labels in (target, scores.softmax(1)):
         leaf = scores.detach().requires_grad_()
-        module(leaf, labels).backward()
+        with waits_are_errors():
+            module(leaf, labels).backward()
         assert leaf.grad is not None
 
 
-def test_no_operator_waits_for_the_gpu(waits_are_errors: None) -> None:
+def test_no_operator_waits_for_the_gpu() -> None:
     x = draw()[0].cuda().requires_grad_()
-    for value in (
-        sl.topk_value(x, 3),
-        sl.smooth_topk(x, 3, epsilon=0.1),
-        sl.smooth_topk_sum(x, 3, epsilon=0.1),
-        sl.exact_topk(x, 3, epsilon=0.1),
-    ):
-        value.sum().backward()
+    with waits_are_errors():
+        for value in (
+            sl.topk_value(x, 3),
+            sl.smooth_topk(x, 3, epsilon=0.1),
+            sl.smooth_topk_sum(x, 3, epsilon=0.1),
+            sl.exact_topk(x, 3, epsilon=0.1),
+        ):
+            value.sum().backward()
 
 
-def test_metrics_count_on_the_gpu_without_waiting(waits_are_errors: None) -> None:
+def test_metrics_count_on_the_gpu_without_waiting() -> None:
     scores, target = draw(200)
     on_gpu, on_cpu = sl.TopKMetrics(50).cuda(), sl.TopKMetrics(50)
     scores_there, target_there = scores.cuda(), target.cuda()
-    on_gpu.update(scores_there, target_there)
-    torch.cuda.set_sync_debug_mode("default")  # reading the result is what waiting is for
+    with waits_are_errors():
+        on_gpu.update(scores_there, target_there)
     on_cpu.update(scores, target)
     assert torch.equal(on_gpu.hits.cpu(), on_cpu.hits)
 
