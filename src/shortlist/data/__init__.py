@@ -1,0 +1,1 @@
+"""Data sets, built in or on disk."""

@@ -1,0 +1,117 @@
+"""What the training program knows of data: three splits of numbered images, and the names of their classes."""
+
+import hashlib
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from shortlist._hash import mix_bits, shift_right
+
+
+class Split(ABC):
+    """Numbered inputs with labels."""
+
+    labels: Tensor
+    """``(N,)`` int64, on the CPU; what training sees, so with any label noise in it."""
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    @abstractmethod
+    def batches(
+        self, plan: Sequence[Tensor], device: torch.device, augment_seed: int | None = None
+    ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        """For each index tensor of the plan: network inputs, labels and the indices themselves, on the device.
+
+        With a seed the inputs are augmented, each in a way that depends on the seed and its own index alone: not on the
+        batch, the rank or the number of workers. Unreadable images that the user chose to skip are missing from
+        their batch, which may be empty.
+        """
+
+    @abstractmethod
+    def thumbnail(self, index: int) -> Tensor | None:
+        """``(C, H, W)`` uint8 picture of an input for people to look at; None if it is no picture."""
+
+
+@dataclass(frozen=True)
+class Preprocess:
+    """How an image becomes the network's input; enough to do it again for an image that a user brings."""
+
+    channels: int
+    """1 for grey, 3 for RGB."""
+    resize: int
+    """Length of the shorter side after resizing."""
+    crop: int
+    """Side of the central square that the network sees."""
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+    def normalise(self, images: Tensor) -> Tensor:
+        """uint8 ``(N, C, H, W)`` to floats of about zero mean and unit deviation."""
+        mean = torch.tensor(self.mean, device=images.device).view(-1, 1, 1) * 255
+        std = torch.tensor(self.std, device=images.device).view(-1, 1, 1) * 255
+        return (images.float() - mean) / std
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A classification problem: what to learn from, choose by and report on."""
+
+    classes: tuple[str, ...]
+    """Names, in the order of the labels."""
+    train: Split
+    val: Split
+    test: Split
+    input_shape: tuple[int, ...]
+    """Of one network input: ``(C, H, W)`` of images, ``(d,)`` of embeddings."""
+    preprocess: Preprocess | None = None
+    """None for embeddings."""
+    facts: dict[str, Any] = field(default_factory=dict)
+    """What was decided on the way (files of a split made here, labels changed by noise, ...): kept with the run."""
+
+    @property
+    def class_counts(self) -> Tensor:
+        """Training images of each class."""
+        return torch.bincount(self.train.labels, minlength=len(self.classes))
+
+    def split(self, name: str) -> Split:
+        return {"train": self.train, "val": self.val, "test": self.test}[name]
+
+
+def evaluation_plan(count: int, batch_size: int, rank: int, world_size: int) -> list[Tensor]:
+    """Batches of this rank's share: every image once over all ranks, none twice, nothing padded."""
+    mine = torch.arange(rank, count, world_size)
+    return list(torch.split(mine, batch_size)) if len(mine) else []
+
+
+def training_plan(
+    count: int, batch_size: int, parts: int, seed: int, epoch: int, rank: int, world_size: int
+) -> list[list[Tensor]]:
+    """Steps of one epoch: a shuffle that depends on seed and epoch alone, cut into batches, each cut among the ranks.
+
+    Each step is a list of ``parts`` index tensors, to be accumulated. The union over ranks is the same for any number
+    of ranks. A last batch too small to give every rank and part an image is left out.
+    """
+    order = torch.randperm(count, generator=torch.Generator().manual_seed(mix_seed(seed, epoch)))
+    steps = []
+    for batch in torch.split(order, batch_size):
+        pieces = batch.tensor_split(parts * world_size)
+        if len(pieces[-1]):
+            steps.append(list(pieces[rank * parts : (rank + 1) * parts]))
+    return steps
+
+
+def mix_seed(*numbers: int) -> int:
+    """One seed from several numbers, such that neighbours give unrelated seeds."""
+    return int.from_bytes(hashlib.sha256(repr(numbers).encode()).digest()[:8], "little") >> 1
+
+
+def uniform_for(indices: Tensor, seed: int, columns: int) -> Tensor:
+    """``(N, columns)`` uniform numbers in [0, 1) that depend on the seed and each index alone."""
+    column = torch.arange(columns, device=indices.device)
+    bits = mix_bits(mix_bits(indices.unsqueeze(1) * columns + column) + mix_seed(seed))
+    return shift_right(bits, 40).float() * 2.0**-24
