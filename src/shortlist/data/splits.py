@@ -4,6 +4,7 @@ import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 import torch
@@ -17,6 +18,8 @@ class Split(ABC):
 
     labels: Tensor
     """``(N,)`` int64, on the CPU; what training sees, so with any label noise in it."""
+    skipped: Sequence[str] = ()
+    """Files that this process could not read and left out."""
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -52,9 +55,15 @@ class Preprocess:
 
     def normalise(self, images: Tensor) -> Tensor:
         """uint8 ``(N, C, H, W)`` to floats of about zero mean and unit deviation."""
-        mean = torch.tensor(self.mean, device=images.device).view(-1, 1, 1) * 255
-        std = torch.tensor(self.std, device=images.device).view(-1, 1, 1) * 255
+        mean, std = _mean_and_std(self, images.device)
         return (images.float() - mean) / std
+
+
+@cache
+def _mean_and_std(preprocess: Preprocess, device: torch.device) -> tuple[Tensor, Tensor]:
+    # Kept, because a tensor made from Python numbers on a GPU waits for the GPU.
+    values = torch.tensor([preprocess.mean, preprocess.std], device=device).view(2, -1, 1, 1) * 255
+    return values[0], values[1]
 
 
 @dataclass(frozen=True)
@@ -72,6 +81,8 @@ class Problem:
     """None for embeddings."""
     facts: dict[str, Any] = field(default_factory=dict)
     """What was decided on the way (files of a split made here, labels changed by noise, ...): kept with the run."""
+    superclasses: tuple[str, ...] = ()
+    """Name of the superclass of each class; empty where the data has none."""
 
     @property
     def class_counts(self) -> Tensor:

@@ -1,0 +1,188 @@
+"""The ``shortlist`` command. The only file that imports the CLI library.
+
+Tables and results go to standard output, progress and messages to standard error. A failure exits with 1, a wrong
+command line with 2, an interruption with 130.
+"""
+
+import dataclasses
+import difflib
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import tyro
+from rich.console import Console
+from rich.table import Table
+
+from shortlist import recipes
+from shortlist.config import RunConfig
+from shortlist.errors import ShortlistError
+
+
+@dataclass(frozen=True, kw_only=True)
+class _TrainArguments(RunConfig):
+    recipe: tyro.conf.Suppress[str] = "custom"
+    resume: bool = False
+    """Go on with a run that was interrupted."""
+    out: Path | None = None
+    """Folder of the run, or of the runs of several seeds; by default runs/<recipe>/<key>-s<seed>."""
+    seeds: tuple[int, ...] = ()
+    """Train once for each of these seeds, one after another."""
+
+
+def train(arguments: list[str]) -> None:
+    """Train a recipe: shortlist train RECIPE [--field value ...]"""
+    if not arguments or arguments[0] in ("-h", "--help"):
+        _list_recipes()
+        return
+    recipe = recipes.build(arguments[0])
+    fields = {field.name: getattr(recipe, field.name) for field in dataclasses.fields(recipe)}
+    parsed = _parse(_TrainArguments, arguments[1:], f"train {arguments[0]}", default=_TrainArguments(**fields))
+    config = RunConfig(**{name: getattr(parsed, name) for name in fields})
+
+    from shortlist.training import train
+
+    for seed in parsed.seeds or (config.seed,):
+        folder = parsed.out / f"s{seed}" if parsed.out and parsed.seeds else parsed.out
+        run = train(dataclasses.replace(config, seed=seed), folder=folder, resume=parsed.resume)
+        result = run.read_json("final.json")
+        print(f"{run.path}  test {_percentages(result['test'])}")
+
+
+@dataclass(frozen=True)
+class _EvaluateArguments:
+    run: tyro.conf.Positional[Path]
+    """Folder of the run."""
+    split: str = "test"
+    """Which images: train, val or test."""
+    ks: tuple[int, ...] = ()
+    """The K; by default those of the run."""
+    csv: Path | None = None
+    """Write the accuracy of each class here."""
+    root: str = ""
+    """Where the data is now, if it has moved."""
+    device: str = "auto"
+    """Where to compute."""
+
+
+def evaluate(arguments: list[str]) -> None:
+    """Evaluate a run on any split and K: shortlist evaluate RUN"""
+    parsed = _parse(_EvaluateArguments, arguments, "evaluate")
+
+    from shortlist.evaluation import evaluate_run
+    from shortlist.runs import RunFolder, write_whole
+
+    run = RunFolder.existing(parsed.run)
+    result, problem = evaluate_run(run, split=parsed.split, ks=parsed.ks, root=parsed.root, device=parsed.device)
+    print(json.dumps(result.metrics, indent=1))
+    if parsed.csv is not None:
+        text = result.per_class_csv(problem).encode()
+        write_whole(parsed.csv, lambda file: file.write(text))
+        _say(f"wrote {parsed.csv}")
+
+
+@dataclass(frozen=True)
+class _PredictArguments:
+    run: tyro.conf.Positional[Path]
+    """Folder of the run."""
+    images: tyro.conf.Positional[tuple[Path, ...]]
+    """Image files, or folders of them."""
+    k: Annotated[int, tyro.conf.arg(aliases=["-k"])] = 5
+    """Number of suggestions."""
+    json: bool = False
+    """Print JSON, one object an image, instead of a table."""
+    device: str = "auto"
+    """Where to compute."""
+
+
+def predict(arguments: list[str]) -> None:
+    """K suggestions for images: shortlist predict RUN IMAGES..."""
+    parsed = _parse(_PredictArguments, arguments, "predict")
+
+    from shortlist.predicting import Predictor, image_files
+    from shortlist.runs import RunFolder
+
+    files = image_files(parsed.images)
+    predictor = Predictor(RunFolder.existing(parsed.run), parsed.device)
+    table = Table("image", *(f"{place + 1}" for place in range(parsed.k)), box=None, pad_edge=False)
+    for path, suggestions in predictor.suggest(files, parsed.k):
+        if parsed.json:
+            print(json.dumps({"image": str(path), "suggestions": [dataclasses.asdict(each) for each in suggestions]}))
+        else:
+            table.add_row(str(path), *(f"{each.name} ({each.score:.3f})" for each in suggestions))
+    if not parsed.json:
+        Console(soft_wrap=True).print(table)
+
+
+@dataclass(frozen=True)
+class _ReportArguments:
+    runs: tyro.conf.Positional[tuple[Path, ...]]
+    """Folders of runs, or folders that hold runs."""
+    out: Path = Path("report.html")
+    """The page to write."""
+
+
+def report(arguments: list[str]) -> None:
+    """One HTML page that compares runs: shortlist report RUN..."""
+    parsed = _parse(_ReportArguments, arguments, "report")
+
+    from shortlist.report import write_report
+    from shortlist.runs import find_runs
+
+    print(write_report(find_runs(list(parsed.runs)), parsed.out))
+
+
+COMMANDS: dict[str, Callable[[list[str]], None]] = {
+    "train": train,
+    "evaluate": evaluate,
+    "predict": predict,
+    "report": report,
+}
+
+
+def main() -> None:
+    """Run the command that the arguments name."""
+    name, *arguments = sys.argv[1:] or ["--help"]
+    if name in ("-h", "--help"):
+        print("shortlist: train classifiers whose K suggestions contain the right answer\n")
+        for command in COMMANDS.values():
+            text, _, usage = (command.__doc__ or "").partition(": ")
+            print(f"  {usage:44} {text}")
+        print("\nEach command answers --help.")
+        return
+    try:
+        if name not in COMMANDS:
+            close = difflib.get_close_matches(name, COMMANDS, 1)
+            hint = f"perhaps {close[0]}?" if close else f"one of {', '.join(COMMANDS)}"
+            _say(f"shortlist: there is no command {name!r}: {hint}")
+            sys.exit(2)
+        COMMANDS[name](arguments)
+    except ShortlistError as wrong:
+        _say(f"shortlist {name}: {wrong}")
+        sys.exit(1)
+    except KeyboardInterrupt as stopped:
+        _say(f"shortlist {name}: {str(stopped) or 'stopped'}")
+        sys.exit(130)
+
+
+def _parse(kind: type[Any], arguments: list[str], name: str, **options: Any) -> Any:
+    return tyro.cli(kind, args=arguments, prog=f"shortlist {name}", **options)
+
+
+def _list_recipes() -> None:
+    print(f"{train.__doc__}\n\nRecipes (shortlist train RECIPE --help lists the fields):\n")
+    width = max(map(len, recipes.HELP))
+    for name, text in recipes.HELP.items():
+        print(f"  {name:{width}}  {text}")
+
+
+def _percentages(metrics: dict[str, float | None]) -> str:
+    shown = (name for name in metrics if name.startswith(("micro", "macro")))
+    return "  ".join(f"{name} {100 * (metrics[name] or 0):.2f}%" for name in shown)
+
+
+def _say(message: str) -> None:
+    print(message, file=sys.stderr)

@@ -1,0 +1,100 @@
+"""Random changes to a batch of images that is already on its device: a few kernels, nothing waits for the GPU."""
+
+from dataclasses import dataclass
+from typing import ClassVar, Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+class Augmentation(Protocol):
+    columns: ClassVar[int]
+    """Uniform numbers that one image uses up."""
+
+    def __call__(self, images: Tensor, uniform: Tensor) -> Tensor:
+        """``(N, C, H, W)`` uint8 images and ``(N, columns)`` numbers in [0, 1) to images in the range 0 to 255."""
+        ...
+
+
+@dataclass(frozen=True)
+class CropAndFlip:
+    """Pad with black, crop at random to the size before, and flip every other image: the standard for CIFAR."""
+
+    padding: int = 4
+    columns: ClassVar[int] = 3
+
+    def __call__(self, images: Tensor, uniform: Tensor) -> Tensor:
+        """
+        Example:
+            >>> image = torch.arange(4, dtype=torch.uint8).view(1, 1, 1, 4)
+            >>> CropAndFlip(padding=1)(image, torch.tensor([[0.5, 0.9, 0.0]])).tolist()  # one to the left
+            [[[[1, 2, 3, 0]]]]
+            >>> CropAndFlip(padding=1)(image, torch.tensor([[0.5, 0.4, 0.7]])).tolist()  # flipped
+            [[[[3, 2, 1, 0]]]]
+        """
+        _, channels, height, width = images.shape
+        device = images.device
+        down_N1, right_N1 = (uniform[:, :2] * (2 * self.padding + 1)).long().unbind(1)
+        row_NH = torch.arange(height, device=device) + down_N1.unsqueeze(1)
+        column_W = torch.arange(width, device=device)
+        column_NW = torch.where(uniform[:, 2:] < 0.5, column_W, column_W.flip(0)) + right_N1.unsqueeze(1)
+        padded = F.pad(images, (self.padding,) * 4)
+        index_N = torch.arange(len(images), device=device).view(-1, 1, 1, 1)
+        index_C = torch.arange(channels, device=device).view(1, -1, 1, 1)
+        return padded[index_N, index_C, row_NH[:, None, :, None], column_NW[:, None, None, :]]
+
+
+@dataclass(frozen=True)
+class SmallAffine:
+    """Turn, shear, stretch and shift a little, with no flips: for characters, whose mirror image is another one."""
+
+    degrees: float = 8.0
+    shear: float = 0.1
+    stretch: float = 0.1
+    """Largest change of height and width, as a share of them."""
+    shift: float = 0.06
+    """Largest move in each direction, as a share of the side."""
+    background: float = 255.0
+    """Brightness of what comes into view at the edges."""
+    columns: ClassVar[int] = 6
+
+    def __call__(self, images: Tensor, uniform: Tensor) -> Tensor:
+        turn, shear, tall, wide, down, right = (2 * uniform - 1).unbind(1)
+        moved = warp(
+            self.background - images.float(),
+            angle=turn * (self.degrees * torch.pi / 180),
+            shear=shear * self.shear,
+            height=1 + tall * self.stretch,
+            width=1 + wide * self.stretch,
+            down=down * self.shift,
+            right=right * self.shift,
+        )
+        return self.background - moved
+
+
+def warp(
+    images: Tensor,
+    *,
+    angle: Tensor,
+    shear: Tensor,
+    height: Tensor,
+    width: Tensor,
+    down: Tensor,
+    right: Tensor,
+    size: int | None = None,
+) -> Tensor:
+    """Float images ``(N, C, H, W)``: each stretched, sheared, turned and shifted by its own numbers, zero beyond its edges.
+
+    The shifts are shares of the side. With ``size`` the result has that side, and shows the same scene.
+    """
+    cos, sin = angle.cos(), angle.sin()
+    # grid_sample wants the inverse, from where a pixel comes: turn back, shear back, then shrink by height and width.
+    to_x = torch.stack((cos + shear * sin, sin - shear * cos), 1) / width.unsqueeze(1)
+    to_y = torch.stack((-sin, cos), 1) / height.unsqueeze(1)
+    linear_N22 = torch.stack((to_x, to_y), 1)
+    shift_N2 = torch.stack((right, down), 1) * -2
+    inverse_N23 = torch.cat((linear_N22, linear_N22 @ shift_N2.unsqueeze(2)), 2)
+    side = (size, size) if size else tuple(images.shape[2:])
+    grid = F.affine_grid(inverse_N23, [*images.shape[:2], *side], align_corners=False)
+    return F.grid_sample(images, grid, mode="bilinear", padding_mode="zeros", align_corners=False)

@@ -1,0 +1,95 @@
+"""Which characters the built-in data has, and which of matplotlib's fonts can draw each of them."""
+
+import unicodedata
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+FONTS = (
+    *(f"DejaVuSans{style}" for style in ("", "-Bold", "-Oblique", "-BoldOblique")),
+    *(f"DejaVuSansMono{style}" for style in ("", "-Bold", "-Oblique", "-BoldOblique")),
+    *(f"DejaVuSerif{style}" for style in ("", "-Bold", "-Italic", "-BoldItalic")),
+    *(f"STIXGeneral{style}" for style in ("", "Bol", "Italic", "BolIta")),
+)
+"""Not the Computer Modern fonts: they have Latin letters alone, so they would give a Latin look-alike away."""
+
+_SYMBOLS = (
+    "FOR ALL",
+    "PARTIAL DIFFERENTIAL",
+    "THERE EXISTS",
+    "EMPTY SET",
+    "INCREMENT",
+    "NABLA",
+    "ELEMENT OF",
+    "CONTAINS AS MEMBER",
+    "N-ARY PRODUCT",
+    "N-ARY COPRODUCT",
+    "N-ARY SUMMATION",
+    "RING OPERATOR",
+    "SQUARE ROOT",
+    "PROPORTIONAL TO",
+    "INFINITY",
+    "ANGLE",
+    "DIVIDES",
+    "PARALLEL TO",
+    "LOGICAL AND",
+    "LOGICAL OR",
+    "INTERSECTION",
+    "UNION",
+    "INTEGRAL",
+    "NOT EQUAL TO",
+    "IDENTICAL TO",
+    "LESS-THAN OR EQUAL TO",
+    "GREATER-THAN OR EQUAL TO",
+    "SUBSET OF",
+    "SUPERSET OF",
+    "CIRCLED PLUS",
+    "CIRCLED TIMES",
+    "CIRCLED DOT OPERATOR",
+    "RIGHT TACK",
+    "LEFT TACK",
+    "DOWN TACK",
+    "UP TACK",
+    "OHM SIGN",
+    "KELVIN SIGN",
+)
+
+_SCRIPTS: dict[str, tuple[range, ...]] = {
+    "Latin": (range(0x41, 0x5B), range(0x61, 0x7B)),
+    "Greek": (range(0x391, 0x3CA), range(0x3F9, 0x3FA), range(0x3F2, 0x3F4)),
+    "Cyrillic": (range(0x400, 0x460), range(0x4AE, 0x4B0), range(0x4BA, 0x4BC), range(0x4C0, 0x4C1)),
+    "Armenian": (range(0x531, 0x557), range(0x561, 0x587)),
+    "Georgian": (range(0x10D0, 0x10F1),),
+    "Roman numerals": (range(0x2160, 0x2161), range(0x2164, 0x2165), range(0x2169, 0x216A), range(0x216C, 0x2171),
+                       range(0x2174, 0x2175), range(0x2179, 0x217A), range(0x217C, 0x2180)),
+    "Mathematical": tuple(range(ord(c), ord(c) + 1) for c in map(unicodedata.lookup, _SYMBOLS)),
+}
+
+
+@dataclass(frozen=True)
+class Character:
+    text: str
+    script: str
+    fonts: tuple[Path, ...]
+
+    @property
+    def name(self) -> str:
+        return f"{unicodedata.name(self.text)} {self.text}"
+
+
+@cache
+def characters() -> tuple[Character, ...]:
+    """All classes, script by script, in the order of Unicode."""
+    # Slow to import, and needed only when there is no cached copy of the images.
+    from matplotlib import get_data_path
+    from matplotlib.ft2font import FT2Font
+
+    paths = [Path(get_data_path(), "fonts", "ttf", f"{font}.ttf") for font in FONTS]
+    drawable = {path: FT2Font(str(path)).get_charmap().keys() for path in paths}
+    found = []
+    for script, ranges in _SCRIPTS.items():
+        for code in (code for codes in ranges for code in codes):
+            if unicodedata.name(chr(code), ""):
+                fonts = tuple(path for path in paths if code in drawable[path])
+                found.append(Character(chr(code), script, fonts))
+    return tuple(found)

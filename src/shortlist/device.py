@@ -1,0 +1,17 @@
+"""Where to compute."""
+
+import torch
+
+from shortlist.errors import ShortlistError
+
+
+def pick_device(name: str) -> torch.device:
+    """The named device; ``auto`` takes a GPU if there is one."""
+    if name == "auto":
+        if torch.cuda.is_available():
+            return torch.device("cuda")
+        return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
+    try:
+        return torch.empty(0, device=name).device
+    except (RuntimeError, AssertionError) as wrong:
+        raise ShortlistError(f"device must be auto or one that is here, got {name!r}: {wrong}") from None

@@ -1,0 +1,125 @@
+"""Scores on a split: every image counted exactly once, on any number of ranks."""
+
+import csv
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, nn
+from torch import distributed as dist
+
+from shortlist.data import load_problem
+from shortlist.data.splits import Problem, Split, evaluation_plan
+from shortlist.device import pick_device
+from shortlist.errors import ShortlistError
+from shortlist.metrics import TopKMetrics
+from shortlist.models import build_model
+from shortlist.runs import RunFolder
+
+SUGGESTIONS_KEPT = 10
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """What a network does on a split."""
+
+    metrics: dict[str, float | None]
+    """As ``TopKMetrics.compute``; None for a mean over no class."""
+    per_class: dict[int, Tensor]
+    """For each K the accuracy of each class, NaN where it does not occur."""
+    seen: Tensor
+    """Images of each class."""
+    labels: Tensor
+    """``(N,)`` label of each image, -1 for one that could not be read."""
+    suggestions: Tensor
+    """``(N, S)`` best classes of each image, the best first."""
+    scores: Tensor
+    """``(N, S)`` their scores."""
+
+    def per_class_csv(self, problem: Problem) -> str:
+        """A line for each class: its name, its images in training and here, its accuracy at each K."""
+        text = io.StringIO()
+        writer = csv.writer(text, lineterminator="\n")
+        writer.writerow(["class", "name", "train_images", "images", *(f"top{k}" for k in self.per_class)])
+        columns = zip(problem.classes, problem.class_counts.tolist(), self.seen.tolist(), strict=True)
+        for index, (name, in_training, here) in enumerate(columns):
+            accuracy = [f"{values[index].item():.6f}" if here else "" for values in self.per_class.values()]
+            writer.writerow([index, name, in_training, here, *accuracy])
+        return text.getvalue()
+
+
+@torch.inference_mode()
+def evaluate(
+    model: nn.Module,
+    problem: Problem,
+    split: Split,
+    ks: Sequence[int],
+    *,
+    device: torch.device,
+    batch_size: int,
+    rank: int = 0,
+    world_size: int = 1,
+) -> Evaluation:
+    """Count this rank's share, then add up the shares."""
+    metrics = TopKMetrics(len(problem.classes), ks, problem.class_counts, sync_on_compute=False).to(device)
+    kept = min(SUGGESTIONS_KEPT, len(problem.classes))
+    # Zero where this rank has nothing to say, so that a sum over ranks puts each image's row in its place.
+    read = torch.zeros(len(split), dtype=torch.int64, device=device)
+    labels = torch.zeros_like(read)
+    suggestions = torch.zeros(len(split), kept, dtype=torch.int64, device=device)
+    scores = torch.zeros(len(split), kept, device=device)
+    was_training = model.training
+    model.eval()
+    plan = evaluation_plan(len(split), batch_size, rank, world_size)
+    for inputs, target, indices in split.batches(plan, device):
+        if len(target):
+            output = model(inputs).float()
+            metrics.update(output, target)
+            top = output.topk(kept)
+            read[indices] += 1
+            labels[indices], suggestions[indices], scores[indices] = target, top.indices, top.values
+    model.train(was_training)
+    if world_size > 1:
+        for tensor in (read, labels, suggestions, scores):
+            dist.all_reduce(tensor)
+    assert read.max() <= 1, "an image was counted twice"
+    with metrics.sync_context(should_sync=world_size > 1):
+        values, per_class, seen = metrics.compute(), metrics.per_class(), metrics.seen.cpu()
+    return Evaluation(
+        metrics={name: None if value.isnan() else value.item() for name, value in values.items()},
+        per_class={k: accuracy.cpu() for k, accuracy in per_class.items()},
+        seen=seen,
+        labels=torch.where(read == 1, labels, -1).cpu(),
+        suggestions=suggestions.cpu(),
+        scores=scores.cpu(),
+    )
+
+
+def evaluate_run(
+    run: RunFolder, *, split: str = "test", ks: Sequence[int] = (), root: str = "", device: str = "auto"
+) -> tuple[Evaluation, Problem]:
+    """The best weights of a run on one of its splits, read anew.
+
+    Args:
+        run: The run.
+        split: ``train``, ``val`` or ``test``.
+        ks: The K; by default those of the run.
+        root: Where the data is now, if it has moved.
+        device: Where to compute.
+    """
+    if split not in ("train", "val", "test"):
+        raise ShortlistError(f"split must be train, val or test, got {split!r}")
+    config = run.config
+    problem = load_problem(replace(config.data, root=root or config.data.root))
+    names = run.read_json("classes.json")["names"]
+    if list(problem.classes) != names:
+        raise ShortlistError(f"the data has changed: its classes are not those that {run.path} was trained on")
+    model = build_model(replace(config.model, pretrained=False), problem.input_shape, len(names))
+    model.load_state_dict(run.load_best())
+    where = pick_device(device)
+    batch_size = config.train.eval_batch_size
+    result = evaluate(
+        model.to(where), problem, problem.split(split), ks or config.all_ks, device=where, batch_size=batch_size
+    )
+    return result, problem

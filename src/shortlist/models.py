@@ -1,0 +1,119 @@
+"""Networks: a backbone that gives features, and a last layer that gives scores."""
+
+import difflib
+import math
+
+import torch
+from torch import Tensor, nn
+
+from shortlist.config import ModelConfig
+from shortlist.errors import ShortlistError
+from shortlist.heads import CosineLinear
+
+
+class Classifier(nn.Module):
+    """Features of a backbone, scored by a linear or cosine layer."""
+
+    def __init__(self, backbone: nn.Module, num_features: int, num_classes: int, *, cosine: bool) -> None:
+        super().__init__()
+        self.backbone = backbone
+        self.head = CosineLinear(num_features, num_classes) if cosine else nn.Linear(num_features, num_classes)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        scores: Tensor = self.head(self.backbone(inputs))
+        return scores
+
+
+def build_model(config: ModelConfig, input_shape: tuple[int, ...], num_classes: int) -> Classifier:
+    """The configured network for inputs of this shape.
+
+    Example:
+        >>> build_model(ModelConfig(name="glyphnet"), (1, 28, 28), 10)(torch.zeros(2, 1, 28, 28)).shape
+        torch.Size([2, 10])
+    """
+    if config.name == "none":
+        backbone: nn.Module = nn.Identity()
+        num_features = input_shape[0]
+    elif config.name == "glyphnet":
+        backbone = glyphnet(input_shape[0])
+        num_features = 128
+    elif config.name == "densenet40_40":
+        backbone = DenseNetBC(depth=40, growth=40, channels=input_shape[0])
+        num_features = backbone.num_features
+    else:
+        backbone, num_features = _from_timm(config, input_shape[0])
+    return Classifier(backbone, num_features, num_classes, cosine=config.head == "cosine")
+
+
+def glyphnet(channels: int) -> nn.Sequential:
+    """A network small enough to learn on two cores.
+
+    Normalised over groups of channels, not over the batch: it computes the same whatever the batch is cut into.
+    """
+    layers: list[nn.Module] = []
+    for width, stride in ((32, 2), (64, 1), (128, 2)):
+        layers += [nn.Conv2d(channels, width, 3, stride, 1, bias=False), nn.GroupNorm(8, width), nn.ReLU()]
+        channels = width
+    return nn.Sequential(*layers, nn.AdaptiveMaxPool2d(1), nn.Flatten())
+
+
+class DenseNetBC(nn.Module):
+    """DenseNet with bottlenecks and a compression of 1/2, for 32 x 32 images: three blocks of (depth - 4) / 6 layers.
+
+    Reference:
+        Huang et al., Densely Connected Convolutional Networks, CVPR 2017.
+    """
+
+    def __init__(self, *, depth: int, growth: int, channels: int = 3) -> None:
+        super().__init__()
+        width = 2 * growth
+        layers: list[nn.Module] = [nn.Conv2d(channels, width, 3, padding=1, bias=False)]
+        for block in range(3):
+            for _ in range((depth - 4) // 6):
+                layers.append(_DenseLayer(width, growth))
+                width += growth
+            if block < 2:
+                layers += [*_activated(width), nn.Conv2d(width, width // 2, 1, bias=False), nn.AvgPool2d(2)]
+                width //= 2
+        self.layers = nn.Sequential(*layers, *_activated(width), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+        self.num_features = width
+        for module in self.modules():
+            if isinstance(module, nn.Conv2d):
+                fan_out = module.out_channels * math.prod(module.kernel_size)
+                nn.init.normal_(module.weight, std=math.sqrt(2 / fan_out))
+
+    def forward(self, images: Tensor) -> Tensor:
+        features: Tensor = self.layers(images)
+        return features
+
+
+class _DenseLayer(nn.Module):
+    """Adds ``growth`` channels to those it was given."""
+
+    def __init__(self, width: int, growth: int) -> None:
+        super().__init__()
+        self.squeeze = nn.Sequential(*_activated(width), nn.Conv2d(width, 4 * growth, 1, bias=False))
+        self.grow = nn.Sequential(*_activated(4 * growth), nn.Conv2d(4 * growth, growth, 3, padding=1, bias=False))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cat([x, self.grow(self.squeeze(x))], 1)
+
+
+def _activated(width: int) -> tuple[nn.Module, nn.Module]:
+    return nn.BatchNorm2d(width), nn.ReLU()
+
+
+def _from_timm(config: ModelConfig, channels: int) -> tuple[nn.Module, int]:
+    import timm
+
+    if not timm.is_model(config.name):
+        known = ["glyphnet", "densenet40_40", "none", *timm.list_models()]
+        close = difflib.get_close_matches(config.name, known, 3)
+        hint = f", perhaps {' or '.join(close)} was meant" if close else ""
+        raise ShortlistError(f"model.name must be a network of shortlist or timm, got {config.name!r}{hint}")
+    backbone = timm.create_model(config.name, pretrained=config.pretrained, num_classes=0, in_chans=channels)
+    was_training = backbone.training
+    with torch.no_grad():  # some of timm's networks end wider or narrower than their num_features
+        size = getattr(backbone, "default_cfg", {}).get("input_size", (3, 224, 224))[1:]
+        num_features = backbone.eval()(torch.zeros(1, channels, *size)).shape[-1]
+    return backbone.train(was_training), num_features

@@ -1,0 +1,84 @@
+"""K suggestions for images that a user brings, from a run folder alone."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from PIL import Image, UnidentifiedImageError
+from torch import Tensor
+from torchvision.transforms import v2
+
+from shortlist.data.splits import Preprocess
+from shortlist.device import pick_device
+from shortlist.errors import ShortlistError
+from shortlist.models import build_model
+from shortlist.runs import RunFolder
+
+IMAGE_SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".gif", ".tif", ".tiff", ".webp"})
+_AT_ONCE = 64
+
+
+@dataclass(frozen=True)
+class Suggestion:
+    name: str
+    score: float
+
+
+class Predictor:
+    """The best weights of a run, ready for new images.
+
+    Args:
+        run: Folder of a run with at least one epoch done.
+        device: Where to compute.
+    """
+
+    def __init__(self, run: RunFolder, device: str = "auto") -> None:
+        if not (run.path / "preprocess.json").exists():
+            raise ShortlistError(f"{run.path} was trained on embeddings, not images: it cannot suggest for images")
+        self.preprocess = Preprocess(**run.read_json("preprocess.json"))
+        self.classes: list[str] = run.read_json("classes.json")["names"]
+        shape = (self.preprocess.channels, self.preprocess.crop, self.preprocess.crop)
+        self.device = pick_device(device)
+        config = replace(run.config.model, pretrained=False)  # the run's own weights follow
+        self.model = build_model(config, shape, len(self.classes)).to(self.device).eval()
+        self.model.load_state_dict(run.load_best())
+
+    @torch.inference_mode()
+    def suggest(self, paths: Sequence[Path], k: int) -> Iterator[tuple[Path, list[Suggestion]]]:
+        """For each image file its ``k`` best classes, the best first."""
+        if not 1 <= k <= len(self.classes):
+            raise ShortlistError(f"k must be in [1, {len(self.classes)}] for {len(self.classes)} classes, got {k}")
+        for start in range(0, len(paths), _AT_ONCE):
+            chunk = paths[start : start + _AT_ONCE]
+            images = torch.stack([self._read(path) for path in chunk]).to(self.device)
+            top = self.model(self.preprocess.normalise(images)).float().topk(k)
+            for path, classes, scores in zip(chunk, top.indices.tolist(), top.values.tolist(), strict=True):
+                yield path, [Suggestion(self.classes[c], score) for c, score in zip(classes, scores, strict=True)]
+
+    def _read(self, path: Path) -> Tensor:
+        """One image as the evaluation of the run saw its images: upright, resized, cut to the central square."""
+        try:
+            with Image.open(path) as file:
+                image = file.convert("RGB" if self.preprocess.channels == 3 else "L")
+        except (OSError, UnidentifiedImageError) as wrong:
+            raise ShortlistError(f"cannot read {path} as an image: {wrong}") from None
+        pixels = v2.functional.pil_to_tensor(image)
+        pixels = v2.functional.resize(pixels, [self.preprocess.resize], antialias=True)
+        return v2.functional.center_crop(pixels, [self.preprocess.crop])
+
+
+def image_files(paths: Sequence[Path]) -> list[Path]:
+    """Files as they are, and all images below folders, in the order of their names."""
+    found: list[Path] = []
+    for path in paths:
+        if path.is_dir():
+            below = sorted(each for each in path.rglob("*") if each.suffix.lower() in IMAGE_SUFFIXES)
+            if not below:
+                raise ShortlistError(f"there is no image in {path}")
+            found += below
+        elif path.is_file():
+            found.append(path)
+        else:
+            raise ShortlistError(f"there is no file {path}")
+    return found

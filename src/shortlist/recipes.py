@@ -1,0 +1,184 @@
+"""Recipes: a full configuration for each row of each table of the paper, for the demo, and for data of your own.
+
+``shortlist train NAME`` runs one; any field can be overridden. Names say where the paper prints the number.
+"""
+
+import difflib
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Literal
+
+from shortlist.config import (
+    DataConfig,
+    DataName,
+    LossConfig,
+    LossName,
+    ModelConfig,
+    OptimConfig,
+    RunConfig,
+    TrainConfig,
+)
+from shortlist.errors import ShortlistError
+
+RECIPES: dict[str, Callable[[], RunConfig]] = {}
+HELP: dict[str, str] = {}
+
+
+def build(name: str) -> RunConfig:
+    """The recipe's configuration; a name that does not exist is answered with those close to it.
+
+    Example:
+        >>> build("cifar100_table4_noised_p40").data.label_noise
+        0.4
+    """
+    if name not in RECIPES:
+        close = difflib.get_close_matches(name, RECIPES, 3)
+        hint = f"perhaps {' or '.join(close)}" if close else "`shortlist train --help` lists them"
+        raise ShortlistError(f"there is no recipe {name!r}: {hint}")
+    return replace(RECIPES[name](), recipe=name)
+
+
+def _add(name: str, text: str, recipe: Callable[[], RunConfig]) -> None:
+    RECIPES[name] = recipe
+    HELP[name] = text
+
+
+def glyphs(loss: LossConfig, *, epochs: int, lr: float, cosine: bool = False) -> RunConfig:
+    """The built-in look-alike characters, long-tailed, with a network for two cores."""
+    return RunConfig(
+        data=DataConfig(name="glyphs", imbalance=50),
+        model=ModelConfig(name="glyphnet", head="cosine" if cosine else "linear"),
+        loss=loss,
+        optim=OptimConfig(lr=lr, schedule="cosine", warmup_epochs=0.5, weight_decay=1e-4),
+        train=TrainConfig(epochs=epochs, batch_size=64, ks=(1, 3, 5)),
+    )
+
+
+def folder() -> RunConfig:
+    """Your own images in one folder a class, with the paper's protocol for fine-grained images."""
+    return _pretrained_resnet50(
+        "folder", LossConfig(name="imbalanced_noised_topk_hinge", k=5, epsilon=0.01, max_margin=0.2, scale=60)
+    )
+
+
+def embeddings() -> RunConfig:
+    """A file of embeddings with labels: trains a cosine layer on top."""
+    return RunConfig(
+        data=DataConfig(name="embeddings"),
+        model=ModelConfig(name="none", head="cosine"),
+        loss=LossConfig(name="imbalanced_noised_topk_hinge", k=5, epsilon=0.01, max_margin=0.2, scale=50),
+        optim=OptimConfig(name="adamw", lr=1e-2, schedule="cosine", warmup_epochs=0.5, weight_decay=1e-4),
+        train=TrainConfig(epochs=20, batch_size=256),
+    )
+
+
+def cifar100(loss: LossConfig, *, label_noise: float = 0.0) -> RunConfig:
+    """The paper's protocol on CIFAR-100 (section 4.4), after Berrada et al. (2018)."""
+    return RunConfig(
+        data=DataConfig(name="cifar100", label_noise=label_noise, noise_groups="consecutive"),
+        model=ModelConfig(name="densenet40_40"),
+        loss=loss,
+        optim=OptimConfig(lr=0.1, milestones=(150, 225), weight_decay=1e-4),
+        train=TrainConfig(epochs=300, batch_size=64, ks=(1, 5), select="micro_top5"),
+    )
+
+
+def plantnet(loss: LossConfig) -> RunConfig:
+    """The paper's protocol on Pl@ntNet-300K (section 4.5.1)."""
+    return _pretrained_resnet50("plantnet300k", loss)
+
+
+def imagenet_lt(loss: LossConfig) -> RunConfig:
+    """The paper's protocol on ImageNet-LT (section 4.5.2)."""
+    return RunConfig(
+        data=DataConfig(name="imagenet_lt", workers=8),
+        model=ModelConfig(name="resnet34", head=_head(loss.name)),
+        loss=loss,
+        optim=OptimConfig(lr=1e-2, milestones=(60, 80), weight_decay=2e-3),
+        train=TrainConfig(epochs=100, batch_size=128),
+    )
+
+
+def imagenet(loss: LossConfig, *, lr: float, weight_decay: float) -> RunConfig:
+    """The paper's protocol on ImageNet (appendix D), after Berrada et al. (2018)."""
+    return RunConfig(
+        data=DataConfig(name="imagenet", workers=8),
+        model=ModelConfig(name="resnet18"),
+        loss=loss,
+        optim=OptimConfig(lr=lr, milestones=(30, 60, 90), weight_decay=weight_decay),
+        train=TrainConfig(epochs=120, batch_size=256, ks=(1, 5), select=f"micro_top{loss.k}"),
+    )
+
+
+def _pretrained_resnet50(data: DataName, loss: LossConfig) -> RunConfig:
+    return RunConfig(
+        data=DataConfig(name=data, workers=8),
+        model=ModelConfig(name="resnet50.tv_in1k", pretrained=True, head=_head(loss.name)),
+        loss=loss,
+        optim=OptimConfig(lr=2e-3, milestones=(20, 25), weight_decay=1e-4),
+        train=TrainConfig(epochs=30, batch_size=32),
+    )
+
+
+def _head(loss: LossName) -> Literal["linear", "cosine"]:
+    """In the paper the losses with margins, and they alone, score by cosines."""
+    return "cosine" if loss in ("ldam", "imbalanced_noised_topk_hinge") else "linear"
+
+
+def _register() -> None:
+    noised = partial(LossConfig, name="noised_topk_hinge")
+    imbalanced = partial(LossConfig, name="imbalanced_noised_topk_hinge", n_samples=5)
+    smooth = partial(LossConfig, name="smooth_topk_hinge")
+    cross_entropy = partial(LossConfig, name="cross_entropy")
+    focal = partial(LossConfig, name="focal")
+    ldam = partial(LossConfig, name="ldam")
+
+    _add("folder", "Your own images in one folder a class; pass --data.root.", folder)
+    _add("embeddings", "A file of embeddings with labels (.npz or .safetensors); pass --data.root.", embeddings)
+
+    for epsilon in (0.0, 1e-4, 1e-3, 1e-2, 1e-1, 1.0, 10.0, 100.0):
+        loss = noised(k=5, epsilon=epsilon, n_samples=10)
+        _add(f"cifar100_table2_epsilon_{epsilon:g}", f"Table 2, epsilon = {epsilon:g}.", partial(cifar100, loss))
+    for draws in (1, 2, 3, 5, 10, 50, 100):
+        loss = noised(k=5, epsilon=0.2, n_samples=draws)
+        _add(f"cifar100_table3_samples_{draws}", f"Table 3, B = {draws}.", partial(cifar100, loss))
+    for name, loss in {
+        "cross_entropy": cross_entropy(k=5),
+        "smooth": smooth(k=5, tau=1.0),
+        "noised": noised(k=5, epsilon=0.2, n_samples=10),
+    }.items():
+        for p in (0.0, 0.1, 0.2, 0.3, 0.4):
+            text = f"Table 4 (top-5) and table 7 (top-1), {name.replace('_', '-')}, label noise p = {p}."
+            _add(f"cifar100_table4_{name}_p{round(100 * p):02d}", text, partial(cifar100, loss, label_noise=p))
+    for k in (1, 3, 5):
+        for name, loss in {
+            "cross_entropy": cross_entropy(k=k),
+            "smooth": smooth(k=k, tau=0.1),
+            "noised": noised(k=k, epsilon=1.0, n_samples=5),
+            "focal": focal(k=k, gamma=2.0),
+            "ldam": ldam(k=k, max_margin=0.2, scale=40),
+            "imbalanced": imbalanced(k=k, epsilon=0.01, max_margin=0.2, scale=60),
+        }.items():
+            text = f"Table 5 (macro) and table 8 (micro), {name.replace('_', '-')}, K = {k}."
+            _add(f"plantnet_table5_{name}_k{k}", text, partial(plantnet, loss))
+        for name, loss in {
+            "cross_entropy": cross_entropy(k=k),
+            "smooth": smooth(k=k, tau=0.1),
+            "focal": focal(k=k, gamma=1.0),
+            "ldam": ldam(k=k, max_margin=0.4, scale=30),
+            "imbalanced": imbalanced(k=k, epsilon=0.1, max_margin=0.4, scale=50),
+        }.items():
+            text = f"Table 6, {name.replace('_', '-')}, K = {k}."
+            _add(f"imagenet_lt_table6_{name}_k{k}", text, partial(imagenet_lt, loss))
+    for k in (1, 5):
+        for name, loss, lr, weight_decay in (
+            ("cross_entropy", cross_entropy(k=k), 0.1, 1e-4),
+            ("smooth", smooth(k=k, tau=0.1), 1.0, 2.5e-5),
+            ("noised", noised(k=k, epsilon=0.5, n_samples=10), 0.1, 1.5e-4),
+        ):
+            text = f"Table 9, {name.replace('_', '-')}, K = {k}."
+            _add(f"imagenet_table9_{name}_k{k}", text, partial(imagenet, loss, lr=lr, weight_decay=weight_decay))
+
+
+_register()

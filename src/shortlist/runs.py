@@ -1,0 +1,249 @@
+"""A run is a folder. Everything a person reads later is built from it, so it must never hold half a file.
+
+config.json        the full configuration
+environment.json   versions, machine, commit
+classes.json       names, training images of each class, superclasses
+preprocess.json    how an image becomes an input (absent for embeddings)
+facts.json         what the data set recorded, e.g. the files of a validation split made here
+metrics.jsonl      a line an epoch
+tensorboard/       the same numbers as events
+checkpoints/       the training state; each file carries its own checksum in its name
+best.safetensors   weights of the best epoch
+test_*             predictions and accuracy by class on the test images
+final.json         the result, written last: its presence means that the run has finished
+"""
+
+import errno
+import fcntl
+import hashlib
+import io
+import json
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+from typing import IO, Any
+
+import safetensors
+import safetensors.torch
+import torch
+from torch import Tensor
+
+from shortlist.config import RunConfig, from_dict, to_dict
+from shortlist.errors import ShortlistError
+
+_CHECKPOINTS_KEPT = 2
+
+
+class RunFolder:
+    """One run on disk.
+
+    Writers call ``claim`` first; readers need only a path. Every file but ``metrics.jsonl`` and the events appears
+    whole or not at all.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @classmethod
+    def existing(cls, path: Path | str) -> "RunFolder":
+        """A folder that holds a run, finished or not."""
+        path = Path(path)
+        if not path.is_dir():
+            raise ShortlistError(f"there is no folder {path}")
+        if not (path / "config.json").is_file():
+            inside = sorted(str(found.parent) for found in path.rglob("config.json"))[:3]
+            hint = f"; runs are further down, e.g. {inside[0]}" if inside else ""
+            raise ShortlistError(f"{path} is not a run: it has no config.json{hint}")
+        return cls(path)
+
+    @property
+    def config(self) -> RunConfig:
+        return from_dict(self.read_json("config.json"))
+
+    @property
+    def finished(self) -> bool:
+        return (self.path / "final.json").is_file()
+
+    @contextmanager
+    def claim(self, config: RunConfig, *, resume: bool) -> Iterator[None]:
+        """Hold the folder for writing; refuse one that is in use, finished, another run's, or not to be resumed."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        lock = (self.path / ".lock").open("w")
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            lock.close()
+            raise ShortlistError(f"{self.path} is in use by another process") from None
+        with lock:
+            self._check_claim(config, resume=resume)
+            for leftover in self.path.rglob(".writing-*"):
+                leftover.unlink()
+            if not (self.path / "config.json").exists():
+                self.write_json("config.json", to_dict(config))
+            yield
+
+    def _check_claim(self, config: RunConfig, *, resume: bool) -> None:
+        if (self.path / "config.json").exists():
+            if self.config != config:
+                raise ShortlistError(f"{self.path} holds a run with another configuration; choose another folder")
+            if self.finished:
+                raise ShortlistError(f"{self.path} has already finished; `shortlist report {self.path}` shows it")
+            if not resume:
+                raise ShortlistError(f"{self.path} holds a run that was interrupted; add --resume to go on with it")
+        elif any(found.name != ".lock" for found in self.path.iterdir()):
+            raise ShortlistError(f"{self.path} is not empty and holds no run; choose another folder")
+
+    def read_json(self, name: str) -> Any:
+        try:
+            return json.loads((self.path / name).read_text())
+        except FileNotFoundError:
+            raise ShortlistError(f"{self.path} has no {name}") from None
+        except ValueError as wrong:
+            raise ShortlistError(f"{self.path / name} is damaged: {wrong}") from None
+
+    def write_json(self, name: str, content: Any) -> None:
+        text = json.dumps(content, indent=1, allow_nan=False, ensure_ascii=False) + "\n"
+        write_whole(self.path / name, lambda file: file.write(text.encode()))
+
+    def metrics(self) -> list[dict[str, Any]]:
+        """The lines of ``metrics.jsonl``; a last line that a crash cut short is left out."""
+        lines = []
+        with suppress(FileNotFoundError):
+            for line in (self.path / "metrics.jsonl").read_text().splitlines():
+                with suppress(ValueError):
+                    lines.append(json.loads(line))
+        return lines
+
+    def restart_metrics(self, first_epoch: int) -> None:
+        """Forget epochs that will be run again."""
+        kept = [json.dumps(line) + "\n" for line in self.metrics() if line["epoch"] < first_epoch]
+        write_whole(self.path / "metrics.jsonl", lambda file: file.write("".join(kept).encode()))
+
+    def append_metrics(self, line: dict[str, Any]) -> None:
+        with _explained(self.path / "metrics.jsonl"), (self.path / "metrics.jsonl").open("a") as file:
+            file.write(json.dumps(line, allow_nan=False) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+
+    def save_checkpoint(self, state: dict[str, Any], step: int) -> None:
+        """Keep the training state after ``step`` steps, and the one before it in case this one gets damaged."""
+        buffer = io.BytesIO()
+        torch.save(state, buffer)
+        folder = self.path / "checkpoints"
+        folder.mkdir(exist_ok=True)
+        write_whole(
+            folder / f"{step:09d}-{_digest(buffer.getbuffer())}.pt", lambda file: file.write(buffer.getbuffer())
+        )
+        for old in sorted(folder.glob("*.pt"))[:-_CHECKPOINTS_KEPT]:
+            old.unlink()
+
+    def load_checkpoint(self, warn: Callable[[str], None]) -> dict[str, Any] | None:
+        """The newest undamaged training state; code in a checkpoint is never run."""
+        for path in sorted((self.path / "checkpoints").glob("*.pt"), reverse=True):
+            content = path.read_bytes()
+            if _digest(content) == path.stem.rpartition("-")[2]:
+                state: dict[str, Any] = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
+                return state
+            warn(f"{path} is damaged (its checksum does not match): going back to the checkpoint before it")
+        return None
+
+    def save_best(self, weights: dict[str, Tensor]) -> None:
+        content = safetensors.torch.save({name: tensor.contiguous().cpu() for name, tensor in weights.items()})
+        write_whole(self.path / "best.safetensors", lambda file: file.write(content))
+
+    def load_best(self) -> dict[str, Tensor]:
+        path = self.path / "best.safetensors"
+        if not path.is_file():
+            raise ShortlistError(f"{self.path} has no weights yet: no epoch has finished")
+        try:
+            if self.finished and file_digest(path) != self.read_json("final.json")["best_sha256"]:
+                raise ShortlistError(f"{path} is damaged: its checksum is not the one in final.json")
+            return safetensors.torch.load_file(path)
+        except safetensors.SafetensorError as wrong:
+            raise ShortlistError(f"{path} is damaged: {wrong}") from None
+
+
+def find_runs(paths: list[Path]) -> list[RunFolder]:
+    """The runs at these paths, or anywhere below them, in the order of their names."""
+    found = []
+    for path in paths:
+        if not path.exists():
+            raise ShortlistError(f"there is no folder {path}")
+        below = sorted(config.parent for config in path.rglob("config.json"))
+        if not below:
+            raise ShortlistError(f"there is no run in {path}")
+        found += [RunFolder(folder) for folder in below]
+    return list({run.path.resolve(): run for run in found}.values())
+
+
+def write_whole(path: Path, write: Callable[[IO[bytes]], object]) -> None:
+    """Write a file so that it is there whole or not at all, whatever happens on the way."""
+    with _explained(path):
+        handle, name = tempfile.mkstemp(prefix=".writing-", dir=path.parent)
+        try:
+            with os.fdopen(handle, "wb") as file:
+                write(file)
+                file.flush()
+                os.fsync(file.fileno())
+            Path(name).replace(path)
+        except BaseException:
+            Path(name).unlink(missing_ok=True)
+            raise
+
+
+@contextmanager
+def _explained(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as wrong:
+        full = wrong.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+        advice = "; make room and add --resume to go on" if full else ""
+        raise ShortlistError(f"cannot write {path}: {wrong.strerror}{advice}") from wrong
+
+
+def file_digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _digest(content: bytes | memoryview) -> str:
+    return hashlib.sha256(content).hexdigest()[:16]
+
+
+def environment(device_name: str, world_size: int) -> dict[str, Any]:
+    """What else than the configuration may have made a difference."""
+    versions = {}
+    for package in ("shortlist", "torch", "torchvision", "timm", "torchmetrics", "lightning-fabric", "triton"):
+        with suppress(metadata.PackageNotFoundError):
+            versions[package] = metadata.version(package)
+    return {
+        "started": datetime.now(UTC).isoformat(timespec="seconds"),
+        "python": platform.python_version(),
+        "versions": versions,
+        "device": device_name,
+        "world_size": world_size,
+        "platform": platform.platform(),
+        "command": sys.argv,
+        **_commit(),
+    }
+
+
+def _commit() -> dict[str, Any]:
+    """The commit of the source that is running, where it is a checkout."""
+    here = Path(__file__).parent
+
+    def git(*arguments: str) -> str:
+        done = subprocess.run(["git", "-C", str(here), *arguments], capture_output=True, text=True, check=True)
+        return done.stdout.strip()
+
+    try:
+        return {"commit": git("rev-parse", "HEAD"), "dirty": bool(git("status", "--porcelain", "--", str(here)))}
+    except (OSError, subprocess.CalledProcessError):
+        return {"commit": None, "dirty": None}

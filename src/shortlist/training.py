@@ -1,0 +1,347 @@
+"""Training, told as in a paper's appendix: data, network, loss, optimiser, schedule, steps, evaluation, result.
+
+Nothing random hangs on the past: the order of the images, their augmentation and the noise of a step are functions of
+the seed, the epoch and the step. So a run that was killed and resumed ends with the numbers it would have had.
+"""
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import lightning_fabric
+import safetensors.torch
+import torch
+from torch import Tensor, nn
+from torch import distributed as dist
+from torch.optim import SGD, AdamW, Optimizer
+
+from shortlist.config import OptimConfig, RunConfig
+from shortlist.criteria import build_loss
+from shortlist.data import load_problem
+from shortlist.data.splits import Problem, mix_seed, training_plan
+from shortlist.errors import ShortlistError
+from shortlist.evaluation import Evaluation, evaluate
+from shortlist.models import build_model
+from shortlist.progress import TrainingProgress
+from shortlist.runs import RunFolder, environment, file_digest, write_whole
+from shortlist.schedule import learning_rate
+
+# What the seeds are for, so that no two uses share one.
+_INIT, _ORDER, _AUGMENT, _NOISE = range(4)
+# Steps between looks at the loss (a wait for the GPU) and at a stop that other ranks may have been asked for.
+_LOOK_EVERY = 50
+
+
+class Interrupted(KeyboardInterrupt):
+    """Training was stopped from outside; the checkpoint is written."""
+
+
+@dataclass
+class Position:
+    """How far a run has come: all that resuming needs beside weights and optimiser."""
+
+    epoch: int = 0
+    step: int = 0
+    """Steps done in this epoch."""
+    loss_sum: float = 0.0
+    """Sum over the images of this epoch so far."""
+    images: int = 0
+    seconds: float = 0.0
+    """Spent on training steps since the run began."""
+    best_epoch: int = -1
+    best_value: float = -1.0
+
+
+def train(config: RunConfig, *, folder: Path | None = None, resume: bool = False, quiet: bool = False) -> RunFolder:
+    """Train, evaluate on the test images, and leave a run folder.
+
+    Args:
+        config: The run, e.g. from ``shortlist.recipes``.
+        folder: Where it goes; by default ``runs/<recipe>/<key>-s<seed>``.
+        resume: Go on with a run that was interrupted; one that has not begun starts afresh.
+        quiet: Show nothing.
+
+    Raises:
+        ShortlistError: Bad data or settings, a folder that is taken, a loss that is not finite, a full disk.
+        Interrupted: SIGINT or SIGTERM came; a checkpoint was written.
+    """
+    fabric = _fabric(config)
+    run = RunFolder(folder or Path("runs", config.recipe, f"{config.key()}-s{config.seed}"))
+    with run.claim(config, resume=resume) if fabric.is_global_zero else nullcontext():
+        fabric.barrier()
+        Trainer(config, fabric, run, quiet=quiet).run()
+    return run
+
+
+class Trainer:
+    """One run in this process: one rank of it, where there are several."""
+
+    def __init__(self, config: RunConfig, fabric: lightning_fabric.Fabric, run: RunFolder, *, quiet: bool) -> None:
+        self.config, self.fabric, self.folder = config, fabric, run
+        self.writes = fabric.is_global_zero
+        self.problem: Problem = load_problem(config.data)
+        torch.manual_seed(mix_seed(config.seed, _INIT))
+        model: nn.Module = build_model(config.model, self.problem.input_shape, len(self.problem.classes))
+        self.criterion = build_loss(config.loss, self.problem.class_counts).to(fabric.device)
+        if config.train.sync_batchnorm and fabric.world_size > 1:
+            model = nn.SyncBatchNorm.convert_sync_batchnorm(model)  # type: ignore[no-untyped-call]
+        if config.train.channels_last:
+            model = model.to(memory_format=torch.channels_last)
+        self.plain_model = model
+        if config.train.compile:
+            model = torch.compile(model)  # type: ignore[assignment]
+        self.model, self.optimizer = fabric.setup(model, _optimizer(config.optim, model))
+        self.steps = len(self._plan(0))
+        if self.steps == 0:
+            raise ShortlistError(
+                f"train.batch_size must leave at least one step: {len(self.problem.train)} training images, "
+                f"{fabric.world_size} ranks of {config.train.accumulate} parts"
+            )
+        self.at = Position()
+        self.progress = TrainingProgress(config.train.epochs, self.steps, enabled=self.writes and not quiet)
+
+    def run(self) -> None:
+        self._begin_or_resume()
+        with self.progress, _stop_requests() as stop:
+            while self.at.epoch < self.config.train.epochs:
+                self._train_epoch(stop)
+                self._end_epoch()
+        if self.writes:
+            self.progress.say(f"testing the weights of epoch {self.at.best_epoch + 1}")
+        self._finish()
+
+    def _begin_or_resume(self) -> None:
+        state = self.folder.load_checkpoint(self.progress.say)
+        if state is not None:
+            self.plain_model.load_state_dict(state["model"])
+            self.optimizer.load_state_dict(state["optimizer"])
+            self.at = Position(**state["position"])
+            self.progress.say(f"resuming {self.folder.path} at epoch {self.at.epoch + 1}, step {self.at.step}")
+        if not self.writes:
+            return
+        name = torch.cuda.get_device_name(self.fabric.device) if self.fabric.device.type == "cuda" else "cpu"
+        self.folder.write_json("environment.json", environment(name, self.fabric.world_size))
+        counts = self.problem.class_counts.tolist()
+        self.folder.write_json("classes.json", {"names": self.problem.classes, "train_images": counts})
+        self.folder.write_json("facts.json", self.problem.facts)
+        if self.problem.preprocess is not None:
+            self.folder.write_json("preprocess.json", asdict(self.problem.preprocess))
+        self.folder.restart_metrics(self.at.epoch)
+
+    def _plan(self, epoch: int) -> list[list[Tensor]]:
+        train = self.config.train
+        return training_plan(
+            len(self.problem.train),
+            train.batch_size,
+            train.accumulate,
+            mix_seed(self.config.seed, _ORDER),
+            epoch,
+            self.fabric.global_rank,
+            self.fabric.world_size,
+        )
+
+    def _train_epoch(self, stop: "_StopRequests") -> None:
+        config, epoch = self.config, self.at.epoch
+        todo = self._plan(epoch)[self.at.step :]
+        batches = self.problem.train.batches(
+            [part for parts in todo for part in parts],
+            self.fabric.device,
+            None if config.data.augment == "none" else mix_seed(config.seed, _AUGMENT, epoch),
+        )
+        self.model.train()
+        began, done_before = time.monotonic(), self.at.seconds
+        loss_sum = torch.tensor(self.at.loss_sum, dtype=torch.float64, device=self.fabric.device)
+        images_before = self.at.images
+        for step in range(self.at.step, self.steps):
+            count = min(config.train.batch_size, len(self.problem.train) - step * config.train.batch_size)
+            loss_sum += self._step(batches, epoch, step, count)
+            self.at.step, self.at.images = step + 1, self.at.images + count
+            if self.at.step % _LOOK_EVERY == 0 or self.at.step == self.steps or self.progress.due():
+                self.at.loss_sum = self._finite(loss_sum)
+                self.at.seconds = done_before + time.monotonic() - began
+                rate = (self.at.images - images_before) / (time.monotonic() - began)
+                self.progress.step(epoch, self.at.step, self.at.loss_sum / self.at.images, rate)
+            if stop.requested(self.fabric, self.at.step) and self.at.step < self.steps:
+                self.at.loss_sum = self._finite(loss_sum)
+                self.at.seconds = done_before + time.monotonic() - began
+                self._checkpoint()
+                raise Interrupted(f"stopped in epoch {epoch + 1}; add --resume to go on")
+
+    def _step(self, batches: Iterator[tuple[Tensor, Tensor, Tensor]], epoch: int, step: int, count: int) -> Tensor:
+        """One update; the sum over this batch's images, on all ranks, of the loss."""
+        config, fabric = self.config, self.fabric
+        for group in self.optimizer.param_groups:
+            group["lr"] = learning_rate(config.optim, epoch, step, self.steps, config.train.epochs)
+        torch.manual_seed(mix_seed(config.seed, _NOISE, epoch, step))
+        loss_sum = torch.zeros((), device=fabric.device)
+        parts = config.train.accumulate
+        for part in range(parts):
+            inputs, target, _ = next(batches)
+            if len(target) == 0:
+                raise ShortlistError(f"no image of a batch could be read: {self.problem.train.skipped[-1]} and others")
+            with fabric.no_backward_sync(self.model, enabled=part < parts - 1):
+                loss = self.criterion(self.model(inputs), target)
+                # Ranks and parts may differ in size by an image; DDP takes the plain mean over ranks.
+                fabric.backward(loss * (len(target) * fabric.world_size / count))
+            loss_sum += loss.detach() * len(target)
+        if config.optim.clip_norm:
+            fabric.clip_gradients(self.model, self.optimizer, max_norm=config.optim.clip_norm)
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        return loss_sum
+
+    def _finite(self, loss_sum: Tensor) -> float:
+        value = loss_sum.item()
+        if value - value != 0:
+            raise ShortlistError(
+                f"the loss became {value} in epoch {self.at.epoch + 1}, at or before step {self.at.step}: "
+                "try a lower optim.lr, optim.warmup_epochs or optim.clip_norm"
+            )
+        return value
+
+    def _end_epoch(self) -> None:
+        metrics = self._evaluate("val").metrics
+        value = metrics[self.config.select_metric]
+        if value is None:
+            raise ShortlistError(
+                f"train.select = {self.config.select_metric} is undefined: no such class among the validation images"
+            )
+        train_loss = self._sum_over_ranks(self.at.loss_sum) / self.at.images
+        rate = len(self.problem.train) * (self.at.epoch + 1) / self.at.seconds
+        best = value > self.at.best_value
+        if best:
+            self.at.best_epoch, self.at.best_value = self.at.epoch, value
+        if self.writes:
+            if best:
+                self.folder.save_best(self.plain_model.state_dict())
+            line = {"epoch": self.at.epoch, "train_loss": train_loss, "lr": self.optimizer.param_groups[0]["lr"]}
+            line |= {"train_seconds": self.at.seconds} | {f"val_{name}": each for name, each in metrics.items()}
+            self.folder.append_metrics(line)
+            self._write_events(line)
+            self.progress.epoch(self.at.epoch, train_loss, self.config.select_metric, value, rate, best)
+        self.at.epoch, self.at.step, self.at.loss_sum, self.at.images = self.at.epoch + 1, 0, 0.0, 0
+        self._checkpoint()
+
+    def _evaluate(self, split: str) -> Evaluation:
+        if self.fabric.world_size > 1:  # batch statistics were gathered on each rank apart
+            for buffer in self.plain_model.buffers():
+                dist.broadcast(buffer, 0)
+        return evaluate(
+            self.model,
+            self.problem,
+            self.problem.split(split),
+            self.config.all_ks,
+            device=self.fabric.device,
+            batch_size=self.config.train.eval_batch_size,
+            rank=self.fabric.global_rank,
+            world_size=self.fabric.world_size,
+        )
+
+    def _sum_over_ranks(self, value: float) -> float:
+        total = torch.tensor(value, dtype=torch.float64, device=self.fabric.device)
+        if self.fabric.world_size > 1:
+            dist.all_reduce(total)
+        return total.item()
+
+    def _checkpoint(self) -> None:
+        if self.writes:
+            state = {
+                "model": self.plain_model.state_dict(),
+                "optimizer": self.optimizer.state_dict(),
+                "position": asdict(self.at),
+            }
+            self.folder.save_checkpoint(state, self.at.epoch * self.steps + self.at.step)
+        self.fabric.barrier()
+
+    def _write_events(self, line: dict[str, Any]) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        with SummaryWriter(str(self.folder.path / "tensorboard"), purge_step=line["epoch"]) as events:
+            for name, value in line.items():
+                if name != "epoch" and value is not None:
+                    events.add_scalar(name, value, line["epoch"])
+
+    def _finish(self) -> None:
+        self.plain_model.load_state_dict(self.folder.load_best())
+        test = self._evaluate("test")
+        skipped = self._sum_over_ranks(len(self.problem.train.skipped))
+        if not self.writes:
+            return
+        (best_line,) = (line for line in self.folder.metrics() if line["epoch"] == self.at.best_epoch)
+        predictions = {"labels": test.labels, "suggestions": test.suggestions, "scores": test.scores}
+        content = safetensors.torch.save(predictions)
+        write_whole(self.folder.path / "test_predictions.safetensors", lambda file: file.write(content))
+        per_class = test.per_class_csv(self.problem).encode()
+        write_whole(self.folder.path / "test_per_class.csv", lambda file: file.write(per_class))
+        self.folder.write_json(
+            "final.json",
+            {
+                "best_epoch": self.at.best_epoch,
+                "select": self.config.select_metric,
+                "val": {name[4:]: value for name, value in best_line.items() if name.startswith("val_")},
+                "test": test.metrics,
+                "train_seconds": self.at.seconds,
+                "skipped_images": int(skipped),
+                "best_sha256": file_digest(self.folder.path / "best.safetensors"),
+            },
+        )
+
+
+class _StopRequests:
+    """SIGINT and SIGTERM end training after the step at hand; a second one ends it at once."""
+
+    def __init__(self) -> None:
+        self._asked = False
+
+    def ask(self, number: int, frame: object) -> None:
+        if self._asked:
+            raise KeyboardInterrupt
+        self._asked = True
+
+    def requested(self, fabric: lightning_fabric.Fabric, step: int) -> bool:
+        if fabric.world_size == 1:
+            return self._asked
+        if step % _LOOK_EVERY:
+            return False
+        asked = torch.tensor(self._asked, dtype=torch.int32, device=fabric.device)
+        dist.all_reduce(asked)
+        return bool(asked.item())
+
+
+@contextmanager
+def _stop_requests() -> Iterator[_StopRequests]:
+    stop = _StopRequests()
+    before = {number: signal.signal(number, stop.ask) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield stop
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _optimizer(config: OptimConfig, model: nn.Module) -> Optimizer:
+    if config.name == "adamw":
+        return AdamW(model.parameters(), config.lr, (config.momentum, 0.999), weight_decay=config.weight_decay)
+    return SGD(
+        model.parameters(), config.lr, config.momentum, weight_decay=config.weight_decay, nesterov=config.momentum > 0
+    )
+
+
+def _fabric(config: RunConfig) -> lightning_fabric.Fabric:
+    """One device, or those that torchrun's variables speak of."""
+    world_size = int(os.environ.get("WORLD_SIZE", "1"))
+    local_size = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    fabric = lightning_fabric.Fabric(
+        accelerator=config.train.device,
+        devices=local_size,
+        num_nodes=world_size // local_size,
+        strategy="ddp" if world_size > 1 else "auto",
+        precision=config.train.precision,
+    )
+    fabric.launch()
+    return fabric

@@ -1,0 +1,502 @@
+"""A bad argument raises ``ShortlistError``, whose message names the argument, the rule and the value."""
+
+import math
+import re
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import shortlist as sl
+from shortlist import functional as F
+from tests.cases import LOSSES, LossCase, every_loss, noise_for
+
+N, L = 3, 4
+SCORES = torch.tensor([[0.3, -1.2, 0.8, 0.1], [1.5, 0.2, -0.4, 0.9], [-0.7, 0.6, 1.1, -0.2]])
+TARGET = torch.tensor([0, 3, 1])
+COUNTS = [1, 4, 9, 16]
+
+
+def rejects(name: str, rule: str, value: object) -> pytest.RaisesExc[sl.ShortlistError]:
+    message = rf"^{name} must .*{re.escape(rule)}.*, got {re.escape(str(value))}"
+    return pytest.raises(sl.ShortlistError, match=message)
+
+
+def rejected_values(*values: object) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("value", values, ids=repr)
+
+
+def test_the_error_is_a_value_error() -> None:
+    assert issubclass(sl.ShortlistError, ValueError)
+
+
+# K
+
+LOSS_OF_K: dict[str, Callable[..., Tensor]] = {
+    "topk_hinge": partial(F.topk_hinge, SCORES, TARGET),
+    "convex_topk_hinge": partial(F.convex_topk_hinge, SCORES, TARGET),
+    "calibrated_topk_hinge": partial(F.calibrated_topk_hinge, SCORES, TARGET),
+    "smooth_topk_hinge": partial(F.smooth_topk_hinge, SCORES, TARGET),
+    "smooth_topk_hinge_at_tau_0": partial(F.smooth_topk_hinge, SCORES, TARGET, tau=0.0),
+    "noised_topk_hinge": partial(F.noised_topk_hinge, SCORES, TARGET),
+    "noised_topk_hinge_exact": partial(F.noised_topk_hinge, SCORES, TARGET, n_samples=math.inf),
+    "imbalanced_noised_topk_hinge": partial(F.imbalanced_noised_topk_hinge, SCORES, TARGET, COUNTS),
+}
+VALUE_OF_K: dict[str, Callable[..., object]] = {
+    "topk_error": partial(F.topk_error, SCORES, TARGET),
+    "topk_value": partial(sl.topk_value, SCORES),
+    "topk_sum": partial(sl.topk_sum, SCORES),
+    "smooth_topk": partial(sl.smooth_topk, SCORES, epsilon=0.1),
+    "smooth_topk_sum": partial(sl.smooth_topk_sum, SCORES, epsilon=0.1),
+    "exact_topk": partial(sl.exact_topk, SCORES, epsilon=0.1),
+    "TopKMetrics": lambda k: sl.TopKMetrics(L, ks=(k,)),
+}
+MODULE_OF_K: dict[str, Callable[..., torch.nn.Module]] = {
+    "TopKError": sl.TopKError,
+    "TopKHinge": sl.TopKHinge,
+    "ConvexTopKHinge": sl.ConvexTopKHinge,
+    "CalibratedTopKHinge": sl.CalibratedTopKHinge,
+    "SmoothTopKHinge": sl.SmoothTopKHinge,
+    "NoisedTopKHinge": sl.NoisedTopKHinge,
+    "ImbalancedNoisedTopKHinge": partial(sl.ImbalancedNoisedTopKHinge, COUNTS),
+}
+
+
+@pytest.mark.parametrize("call", LOSS_OF_K.values(), ids=LOSS_OF_K)
+@rejected_values(0, -1, L, L + 1)
+def test_a_surrogate_needs_k_from_1_to_one_below_the_number_of_classes(call: Callable[..., Tensor], value: int) -> None:
+    assert call(L - 1).isfinite()
+    with rejects("k", f"in [1, {L - 1}] for {L} classes", value):
+        call(value)
+
+
+@pytest.mark.parametrize("call", VALUE_OF_K.values(), ids=VALUE_OF_K)
+@rejected_values(0, -1, L + 1)
+def test_a_top_k_needs_k_from_1_to_the_number_of_classes(call: Callable[..., object], value: int) -> None:
+    call(L)
+    with rejects("k", f"in [1, {L}] for {L} classes", value):
+        call(value)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [*LOSS_OF_K.values(), *VALUE_OF_K.values(), *MODULE_OF_K.values()],
+    ids=[*LOSS_OF_K, *VALUE_OF_K, *MODULE_OF_K],
+)
+@rejected_values(1.5, 2.0, "2", None)
+def test_k_must_be_an_integer(call: Callable[..., object], value: object) -> None:
+    with rejects("k", "an integer", repr(value)):
+        call(value)
+
+
+@pytest.mark.parametrize("module", MODULE_OF_K.values(), ids=MODULE_OF_K)
+@rejected_values(0, -1)
+def test_a_module_rejects_k_below_1_in_its_constructor(module: Callable[..., torch.nn.Module], value: int) -> None:
+    with rejects("k", "at least 1", value):
+        module(value)
+
+
+# Numbers
+
+NOT_NEGATIVE: dict[str, tuple[str, Callable[..., object]]] = {
+    "smooth_topk": ("epsilon", partial(sl.smooth_topk, SCORES, 2)),
+    "smooth_topk_sum": ("epsilon", partial(sl.smooth_topk_sum, SCORES, 2)),
+    "exact_topk": ("epsilon", partial(sl.exact_topk, SCORES, 2)),
+    "noised_topk_hinge": ("epsilon", partial(F.noised_topk_hinge, SCORES, TARGET, 2)),
+    "noised_topk_hinge_exact": ("epsilon", partial(F.noised_topk_hinge, SCORES, TARGET, 2, n_samples=math.inf)),
+    "imbalanced_noised_topk_hinge": ("epsilon", partial(F.imbalanced_noised_topk_hinge, SCORES, TARGET, COUNTS, 2)),
+    "NoisedTopKHinge": ("epsilon", partial(sl.NoisedTopKHinge, 2)),
+    "ImbalancedNoisedTopKHinge": ("epsilon", partial(sl.ImbalancedNoisedTopKHinge, COUNTS, 2)),
+    "smooth_topk_hinge": ("tau", partial(F.smooth_topk_hinge, SCORES, TARGET, 2)),
+    "SmoothTopKHinge": ("tau", partial(sl.SmoothTopKHinge, 2)),
+    "focal": ("gamma", partial(F.focal, SCORES, TARGET)),
+    "FocalLoss": ("gamma", sl.FocalLoss),
+    "class_margins": ("max_margin", partial(sl.class_margins, COUNTS)),
+    "ldam": ("max_margin", partial(F.ldam, SCORES, TARGET, COUNTS)),
+    "LDAMLoss": ("max_margin", partial(sl.LDAMLoss, COUNTS)),
+    "imbalanced_margin": ("max_margin", partial(F.imbalanced_noised_topk_hinge, SCORES, TARGET, COUNTS, 2)),
+    "ImbalancedMargin": ("max_margin", partial(sl.ImbalancedNoisedTopKHinge, COUNTS, 2)),
+}
+POSITIVE: dict[str, Callable[..., object]] = {
+    "ldam": partial(F.ldam, SCORES, TARGET, COUNTS),
+    "LDAMLoss": partial(sl.LDAMLoss, COUNTS),
+    "imbalanced_noised_topk_hinge": partial(F.imbalanced_noised_topk_hinge, SCORES, TARGET, COUNTS, 2),
+    "ImbalancedNoisedTopKHinge": partial(sl.ImbalancedNoisedTopKHinge, COUNTS, 2),
+}
+
+
+@pytest.mark.parametrize(("name", "call"), NOT_NEGATIVE.values(), ids=NOT_NEGATIVE)
+@rejected_values(-0.1, -math.inf, math.inf, math.nan, torch.tensor(0.5))
+def test_epsilon_tau_gamma_and_margin_must_be_finite_and_not_negative(
+    name: str, call: Callable[..., object], value: object
+) -> None:
+    call(**{name: 0.0})
+    with rejects(name, "a finite number >= 0", repr(value)):
+        call(**{name: value})
+
+
+@pytest.mark.parametrize("call", POSITIVE.values(), ids=POSITIVE)
+@rejected_values(0.0, -1.0, math.inf, math.nan, torch.tensor(0.5))
+def test_the_scale_must_be_finite_and_positive(call: Callable[..., object], value: object) -> None:
+    with rejects("scale", "a finite number > 0", repr(value)):
+        call(scale=value)
+
+
+@rejected_values(None, "0.5")
+def test_what_is_no_number_at_all_is_rejected_by_name(value: Any) -> None:
+    with rejects("epsilon", "a finite number >= 0", repr(value)):
+        sl.NoisedTopKHinge(2, epsilon=value)
+    with rejects("scale", "a finite number > 0", repr(value)):
+        sl.LDAMLoss(COUNTS, scale=value)
+
+
+DRAWING: dict[str, tuple[str, Callable[..., object]]] = {
+    "smooth_topk": ("n_samples", partial(sl.smooth_topk, SCORES, 2, epsilon=0.1)),
+    "smooth_topk_sum": ("n_samples", partial(sl.smooth_topk_sum, SCORES, 2, epsilon=0.1)),
+    "noised_topk_hinge": ("n_samples", partial(F.noised_topk_hinge, SCORES, TARGET, 2)),
+    "imbalanced_noised_topk_hinge": ("n_samples", partial(F.imbalanced_noised_topk_hinge, SCORES, TARGET, COUNTS, 2)),
+    "NoisedTopKHinge": ("n_samples", partial(sl.NoisedTopKHinge, 2)),
+    "ImbalancedNoisedTopKHinge": ("n_samples", partial(sl.ImbalancedNoisedTopKHinge, COUNTS, 2)),
+    "NoisedTopKHinge_in_evaluation": ("eval_n_samples", partial(sl.NoisedTopKHinge, 2)),
+    "ImbalancedNoisedTopKHinge_in_evaluation": ("eval_n_samples", partial(sl.ImbalancedNoisedTopKHinge, COUNTS, 2)),
+}
+
+
+@pytest.mark.parametrize(("name", "call"), DRAWING.values(), ids=DRAWING)
+@rejected_values(0, -1, 2.5, math.nan, -math.inf, "5")
+def test_the_number_of_draws_must_be_a_positive_integer(name: str, call: Callable[..., object], value: object) -> None:
+    call(**{name: 1})
+    with rejects(name, "an integer >= 1", repr(value)):
+        call(**{name: value})
+
+
+@pytest.mark.parametrize("operator", [sl.smooth_topk, sl.smooth_topk_sum])
+def test_an_estimate_from_infinitely_many_draws_points_to_the_exact_operator(operator: Callable[..., Tensor]) -> None:
+    with pytest.raises(sl.ShortlistError, match="n_samples must be finite here: exact_topk"):
+        operator(SCORES, 2, epsilon=0.1, n_samples=math.inf)
+
+
+# Class counts
+
+NEEDS_COUNTS: dict[str, Callable[..., object]] = {
+    "class_margins": lambda counts: sl.class_margins(counts, 0.5),
+    "ldam": lambda counts: F.ldam(SCORES, TARGET, counts),
+    "imbalanced_noised_topk_hinge": lambda counts: F.imbalanced_noised_topk_hinge(SCORES, TARGET, counts, 2),
+    "LDAMLoss": sl.LDAMLoss,
+    "ImbalancedNoisedTopKHinge": lambda counts: sl.ImbalancedNoisedTopKHinge(counts, 2),
+}
+COUNTS_FOR_METRICS: dict[str, Callable[..., object]] = {
+    "TopKMetrics": lambda counts: sl.TopKMetrics(L, ks=(1,), class_counts=counts),
+}
+ANY_COUNTS = NEEDS_COUNTS | COUNTS_FOR_METRICS
+
+
+@pytest.mark.parametrize("call", NEEDS_COUNTS.values(), ids=NEEDS_COUNTS)
+@rejected_values(0, -3, -0.5, math.nan, math.inf)
+def test_every_class_count_must_be_finite_and_positive(call: Callable[..., object], value: float) -> None:
+    with rejects("class_counts", "finite and > 0", f"{value} for class 2"):
+        call([1, 2, value, 4])
+
+
+@rejected_values(-3, -0.5, math.nan, math.inf)
+def test_the_metrics_take_unseen_classes_but_no_other_odd_count(value: float) -> None:
+    sl.TopKMetrics(L, ks=(1,), class_counts=[1, 2, 0, 4])
+    with rejects("class_counts", "finite and >= 0", f"{value} for class 2"):
+        sl.TopKMetrics(L, ks=(1,), class_counts=[1, 2, value, 4])
+
+
+@pytest.mark.parametrize("call", ANY_COUNTS.values(), ids=ANY_COUNTS)
+@pytest.mark.parametrize(
+    "counts",
+    [torch.ones(L, 1), torch.ones(1, L), torch.tensor(3), torch.ones(0)],
+    ids=["(L, 1)", "(1, L)", "()", "(0,)"],
+)
+def test_class_counts_must_be_one_dimensional_and_not_empty(call: Callable[..., object], counts: Tensor) -> None:
+    with rejects("class_counts", "one entry a class", tuple(counts.shape)):
+        call(counts)
+
+
+@pytest.mark.parametrize("call", ANY_COUNTS.values(), ids=ANY_COUNTS)
+@pytest.mark.parametrize("dtype", [torch.bool, torch.complex64])
+def test_class_counts_must_be_numbers(call: Callable[..., object], dtype: torch.dtype) -> None:
+    with rejects("class_counts", "numbers", dtype):
+        call(torch.ones(L, dtype=dtype))
+
+
+COUNTS_BESIDE_SCORES: dict[str, Callable[..., object]] = {
+    "ldam": NEEDS_COUNTS["ldam"],
+    "imbalanced_noised_topk_hinge": NEEDS_COUNTS["imbalanced_noised_topk_hinge"],
+    "LDAMLoss": lambda counts: sl.LDAMLoss(counts)(SCORES, TARGET),
+    "ImbalancedNoisedTopKHinge": lambda counts: sl.ImbalancedNoisedTopKHinge(counts, 2)(SCORES, TARGET),
+    **COUNTS_FOR_METRICS,
+}
+
+
+@pytest.mark.parametrize("call", COUNTS_BESIDE_SCORES.values(), ids=COUNTS_BESIDE_SCORES)
+@pytest.mark.parametrize("length", [L - 1, L + 1])
+def test_there_must_be_as_many_class_counts_as_classes(call: Callable[..., object], length: int) -> None:
+    with rejects("class_counts", f"shape ({L},)", (length,)):
+        call([5] * length)
+
+
+# Scores
+
+
+@every_loss
+@pytest.mark.parametrize("dtype", [torch.int64, torch.bool, torch.complex64])
+def test_scores_must_be_floating_point(loss: LossCase, dtype: torch.dtype) -> None:
+    with rejects("scores", "a floating-point tensor", dtype):
+        loss.function(SCORES.to(dtype), TARGET)
+
+
+def test_scores_must_be_a_tensor() -> None:
+    with rejects("scores", "a floating-point tensor", "list"):
+        F.focal(SCORES.tolist(), TARGET)  # type: ignore[arg-type]
+
+
+@every_loss
+@pytest.mark.parametrize("shape", [(), (0,), (1,), (N, 1), (N, 0), (N, 1, 2)], ids=str)
+def test_scores_must_have_two_classes_or_more(loss: LossCase, shape: tuple[int, ...]) -> None:
+    target = torch.zeros(shape[:1] + shape[2:] if len(shape) > 1 else (), dtype=torch.int64)
+    with rejects("scores", "L >= 2 classes", shape):
+        loss.module(L)(torch.zeros(shape), target)
+
+
+OPERATORS: dict[str, Callable[..., Tensor]] = {
+    "topk_value": sl.topk_value,
+    "topk_sum": sl.topk_sum,
+    "smooth_topk": partial(sl.smooth_topk, epsilon=0.1),
+    "smooth_topk_sum": partial(sl.smooth_topk_sum, epsilon=0.1),
+    "exact_topk": partial(sl.exact_topk, epsilon=0.1),
+}
+every_operator = pytest.mark.parametrize("operator", OPERATORS.values(), ids=OPERATORS)
+
+
+@every_operator
+@pytest.mark.parametrize(
+    ("x", "got"), [(SCORES.long(), torch.int64), (SCORES > 0, torch.bool), ([0.0, 1.0], "list")], ids=str
+)
+def test_operators_take_floating_point_tensors_alone(operator: Callable[..., Tensor], x: Any, got: object) -> None:
+    with rejects("x", "a floating-point tensor", got):
+        operator(x, 1)
+
+
+@every_operator
+@rejected_values(2, -3, 7)
+def test_dim_must_be_a_dimension_of_the_operand(operator: Callable[..., Tensor], value: int) -> None:
+    with rejects("dim", "one of the 2 dimensions of x", value):
+        operator(SCORES, 1, dim=value)
+
+
+@every_operator
+def test_a_number_has_no_dimension_to_rank(operator: Callable[..., Tensor]) -> None:
+    with rejects("dim", "one of the 0 dimensions of x", -1):
+        operator(torch.tensor(1.0), 1)
+
+
+# Labels
+
+
+def update_metrics(scores: Tensor, target: Tensor) -> None:
+    sl.TopKMetrics(L, ks=(1,)).update(scores, target)
+
+
+TAKES_LABELS: dict[str, Callable[..., object]] = {case.name: case for case in LOSSES} | {"TopKMetrics": update_metrics}
+everything_that_takes_labels = pytest.mark.parametrize("call", TAKES_LABELS.values(), ids=TAKES_LABELS)
+
+
+@everything_that_takes_labels
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int16, torch.bool, torch.complex64])
+def test_labels_must_be_int64(call: Callable[..., object], dtype: torch.dtype) -> None:
+    with rejects("target", "int64 labels or floating-point probabilities", dtype):
+        call(SCORES, TARGET.to(dtype))
+
+
+@everything_that_takes_labels
+@pytest.mark.parametrize("shape", [(N,), (N, L - 1), (N, 1), (L, N), (N, L, 1)], ids=str)
+def test_floating_point_targets_must_be_shaped_like_the_scores(
+    call: Callable[..., object], shape: tuple[int, ...]
+) -> None:
+    with rejects("target", f"shaped like the scores, ({N}, {L})", f"{shape}; labels must be int64"):
+        call(SCORES, torch.ones(shape))
+
+
+@everything_that_takes_labels
+@pytest.mark.parametrize(
+    ("scores_shape", "target_shape", "want"),
+    [
+        ((N, L), (N + 1,), (N,)),
+        ((N, L), (N, 1), (N,)),
+        ((N, L), (), (N,)),
+        ((N, L), (N, L), (N,)),
+        ((L,), (1,), ()),
+        ((N, L, 2), (N,), (N, 2)),
+        ((N, L, 2), (2, N), (N, 2)),
+    ],
+    ids=str,
+)
+def test_labels_must_be_shaped_like_the_scores_without_their_classes(
+    call: Callable[..., object], scores_shape: tuple[int, ...], target_shape: tuple[int, ...], want: tuple[int, ...]
+) -> None:
+    with rejects("target", f"shape {want} for scores of shape {scores_shape}", target_shape):
+        call(torch.zeros(scores_shape), torch.zeros(target_shape, dtype=torch.int64))
+
+
+@everything_that_takes_labels
+def test_labels_must_be_a_tensor(call: Callable[..., object]) -> None:
+    with rejects("target", "a tensor", "list"):
+        call(SCORES, TARGET.tolist())
+
+
+@everything_that_takes_labels
+@rejected_values(L, L + 100, -1, -99)
+def test_a_label_that_names_no_class_is_an_error_on_the_cpu(call: Callable[..., object], value: int) -> None:
+    with rejects("target", f"in [0, {L - 1}]", value):
+        call(SCORES, torch.tensor([0, value, 1]))
+
+
+def test_the_metrics_ignore_no_label() -> None:
+    with rejects("target", f"in [0, {L - 1}]", -100):
+        update_metrics(SCORES, torch.tensor([0, -100, 1]))
+
+
+@every_loss
+@pytest.mark.parametrize("ignore_index", [-100, -1, L + 3, 2])
+def test_the_ignored_label_need_not_name_a_class_but_every_other_must(loss: LossCase, ignore_index: int) -> None:
+    kept = torch.tensor([True, False, True])
+    target = torch.where(kept, TARGET, ignore_index)
+    noise = {"noise": noise_for(SCORES)[kept]} if loss.noised else {}
+    torch.testing.assert_close(
+        loss(SCORES, target, ignore_index=ignore_index), loss(SCORES[kept], TARGET[kept], **noise)
+    )
+    with rejects("target", f"or be ignore_index ({ignore_index})", -7):
+        loss(SCORES, torch.tensor([0, ignore_index, -7]), ignore_index=ignore_index)
+
+
+@every_loss
+@rejected_values(0, 2, L)
+def test_probabilities_have_no_label_to_ignore(loss: LossCase, value: int) -> None:
+    with rejects("ignore_index", "negative where target holds probabilities", value):
+        loss(SCORES, SCORES.softmax(-1), ignore_index=value)
+
+
+# Weight and reduction
+
+
+@every_loss
+@pytest.mark.parametrize("shape", [(L - 1,), (L + 1,), (), (1, L), (N, L)], ids=str)
+def test_there_must_be_one_weight_a_class(loss: LossCase, shape: tuple[int, ...]) -> None:
+    with rejects("weight", f"shape ({L},)", shape):
+        loss(SCORES, TARGET, weight=torch.ones(shape))
+
+
+@every_loss
+@pytest.mark.parametrize(
+    ("weight", "got"), [(torch.ones(L, dtype=torch.int64), torch.int64), ([1.0] * L, "list")], ids=str
+)
+def test_weights_must_be_a_floating_point_tensor(loss: LossCase, weight: Any, got: object) -> None:
+    with rejects("weight", "a floating-point tensor", got):
+        loss(SCORES, TARGET, weight=weight)
+
+
+@every_loss
+@rejected_values("average", "", None, "Mean")
+def test_the_reduction_must_be_one_that_exists(loss: LossCase, value: Any) -> None:
+    with rejects("reduction", "one of ('none', 'mean', 'sum')", repr(value)):
+        loss(SCORES, TARGET, reduction=value)
+    with rejects("reduction", "one of ('none', 'mean', 'sum')", repr(value)):
+        loss.module(L, reduction=value)
+
+
+# Noise
+
+TAKES_NOISE: dict[str, Callable[..., Tensor]] = {
+    "smooth_topk": partial(sl.smooth_topk, SCORES, 2, epsilon=0.1),
+    "smooth_topk_sum": partial(sl.smooth_topk_sum, SCORES, 2, epsilon=0.1),
+    "smooth_topk_without_noise": partial(sl.smooth_topk, SCORES, 2, epsilon=0.0),
+    "noised_topk_hinge": partial(F.noised_topk_hinge, SCORES, TARGET, 2),
+    "noised_topk_hinge_exact": partial(F.noised_topk_hinge, SCORES, TARGET, 2, n_samples=math.inf),
+    "imbalanced_noised_topk_hinge": partial(F.imbalanced_noised_topk_hinge, SCORES, TARGET, COUNTS, 2),
+    "NoisedTopKHinge": partial(sl.NoisedTopKHinge(2), SCORES, TARGET),
+    "ImbalancedNoisedTopKHinge": partial(sl.ImbalancedNoisedTopKHinge(COUNTS, 2), SCORES, TARGET),
+}
+everything_that_takes_noise = pytest.mark.parametrize("call", TAKES_NOISE.values(), ids=TAKES_NOISE)
+
+
+@everything_that_takes_noise
+@pytest.mark.parametrize("shape", [(N, L), (N, L, 0), (5, N, L), (L, N, 5), (N, L + 1, 5), (N, L, 5, 1), ()], ids=str)
+def test_noise_must_be_shaped_like_the_scores_with_draws_last(
+    call: Callable[..., Tensor], shape: tuple[int, ...]
+) -> None:
+    with rejects("noise", f"shape ({N}, {L}, B) with B >= 1 draws", shape):
+        call(noise=torch.zeros(shape))
+
+
+@everything_that_takes_noise
+def test_noise_must_be_floating_point(call: Callable[..., Tensor]) -> None:
+    with rejects("noise", "a floating-point tensor", torch.int64):
+        call(noise=torch.zeros(N, L, 5, dtype=torch.int64))
+
+
+@everything_that_takes_noise
+def test_noise_must_be_where_the_scores_are(call: Callable[..., Tensor]) -> None:
+    with rejects("noise", "on the device of the scores, cpu", "meta"):
+        call(noise=torch.zeros(N, L, 5, device="meta"))
+
+
+@everything_that_takes_noise
+def test_given_noise_and_a_generator_exclude_each_other(call: Callable[..., Tensor]) -> None:
+    with pytest.raises(sl.ShortlistError, match="noise and generator exclude each other"):
+        call(noise=torch.zeros(N, L, 5), generator=torch.Generator())
+
+
+# When the checks run
+
+
+@pytest.mark.parametrize(
+    ("construct", "name", "rule", "value"),
+    [
+        (lambda: sl.TopKHinge(2, weight=torch.ones(L, dtype=torch.int64)), "weight", "floating-point", torch.int64),
+        (lambda: sl.TopKHinge(2, weight=torch.ones(L, 1)), "weight", "one entry a class", (L, 1)),
+        (lambda: sl.LDAMLoss(COUNTS, weight=torch.ones(L + 1)), "weight", f"shape ({L},)", (L + 1,)),
+        (lambda: sl.ImbalancedNoisedTopKHinge(COUNTS, k=L), "k", f"in [1, {L - 1}] for {L} classes", L),
+    ],
+    ids=["integer weight", "2-D weight", "weight beside class counts", "k beside class counts"],
+)
+def test_a_module_rejects_in_its_constructor_what_can_be_known_there(
+    construct: Callable[[], object], name: str, rule: str, value: object
+) -> None:
+    with rejects(name, rule, value):
+        construct()
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"k": L},
+        {"epsilon": -1.0},
+        {"n_samples": 2.5},
+        {"max_margin": -1.0},
+        {"scale": 0.0},
+        {"class_counts": [1, 2, 3]},
+        {"weight": torch.ones(L + 1)},
+        {"reduction": "average"},
+        {"target": torch.tensor([0, L, 1])},
+    ],
+    ids=lambda wrong: next(iter(wrong)),
+)
+def test_a_rejected_call_draws_no_noise(wrong: dict[str, Any]) -> None:
+    arguments: dict[str, Any] = {"scores": SCORES, "target": TARGET, "class_counts": COUNTS, "k": 2}
+    before = torch.get_rng_state()
+    with pytest.raises(sl.ShortlistError, match=next(iter(wrong))):
+        F.imbalanced_noised_topk_hinge(**arguments | wrong)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.parametrize("name", ["TopKMetric", "no_such_loss", "_hidden"])
+def test_an_unknown_name_is_an_attribute_error_that_says_it(name: str) -> None:
+    with pytest.raises(AttributeError, match=f"module 'shortlist' has no attribute '{name}'"):
+        getattr(sl, name)

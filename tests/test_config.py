@@ -1,0 +1,117 @@
+"""Configurations: validated, frozen, and the same after a trip through JSON."""
+
+import dataclasses
+import json
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from shortlist import ShortlistError, recipes
+from shortlist.config import (
+    DataConfig,
+    LossConfig,
+    ModelConfig,
+    OptimConfig,
+    RunConfig,
+    TrainConfig,
+    from_dict,
+    to_dict,
+)
+from shortlist.schedule import learning_rate
+
+
+@pytest.mark.parametrize("name", recipes.RECIPES)
+def test_every_recipe_survives_json(name: str) -> None:
+    config = recipes.build(name)
+    assert config.recipe == name
+    assert recipes.HELP[name].endswith(".")
+    assert from_dict(json.loads(json.dumps(to_dict(config)))) == config
+
+
+def test_infinitely_many_samples_survive_json() -> None:
+    config = RunConfig(loss=LossConfig(n_samples=math.inf))
+    assert from_dict(json.loads(json.dumps(to_dict(config), allow_nan=False))) == config
+
+
+def test_configurations_are_frozen() -> None:
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        RunConfig().seed = 1  # type: ignore[misc]
+
+
+def test_the_key_ignores_the_seed_and_nothing_else() -> None:
+    config = RunConfig()
+    assert config.key() == replace(config, seed=7).key()
+    assert config.key() != replace(config, loss=LossConfig(k=3)).key()
+    assert config.key() != replace(config, data=DataConfig(seed=1)).key()
+
+
+WRONG: list[tuple[type[Any], dict[str, Any], str]] = [
+    (DataConfig, {"name": "cifar"}, r"data\.name must be one of .*'cifar' \(perhaps cifar100\?\)"),
+    (DataConfig, {"label_noise": 1.5}, r"data\.label_noise must be in \[0, 1\], got 1\.5"),
+    (DataConfig, {"imbalance": 0.5}, r"data\.imbalance must be .* >= 1, got 0\.5"),
+    (DataConfig, {"imbalance": math.inf}, r"data\.imbalance must be finite"),
+    (ModelConfig, {"head": "mlp"}, r"model\.head must be one of linear, cosine, got 'mlp'"),
+    (LossConfig, {"name": "noised_topk_hing"}, r"perhaps noised_topk_hinge\?"),
+    (LossConfig, {"k": 0}, r"loss\.k must be .* >= 1, got 0"),
+    (LossConfig, {"epsilon": -1.0}, r"loss\.epsilon must be .*, got -1\.0"),
+    (LossConfig, {"n_samples": 2.5}, r"loss\.n_samples must be a whole number >= 1, or inf, got 2\.5"),
+    (LossConfig, {"scale": 0.0}, r"loss\.scale must be"),
+    (OptimConfig, {"lr": math.nan}, r"optim\.lr must be"),
+    (OptimConfig, {"momentum": 1.5}, r"optim\.momentum must be in \[0, 1\], got 1\.5"),
+    (TrainConfig, {"ks": (5, 5)}, r"train\.ks must be different whole numbers >= 1, got \(5, 5\)"),
+    (TrainConfig, {"select": "top5"}, r"train\.select must be auto or a metric such as macro_top5, got 'top5'"),
+    (TrainConfig, {"epochs": 0}, r"train\.epochs must be .* >= 1, got 0"),
+    (RunConfig, {"optim": OptimConfig(milestones=(10,))}, r"optim\.milestones must lie below train\.epochs = 10"),
+    (RunConfig, {"train": TrainConfig(accumulate=3)}, r"train\.accumulate must divide train\.batch_size = 64, got 3"),
+    (RunConfig, {"train": TrainConfig(select="micro_top7")}, r"train\.select must use one of train\.ks"),
+    (RunConfig, {"data": DataConfig(name="embeddings")}, r"model\.name must be none for embeddings"),
+]
+
+
+@pytest.mark.parametrize(("kind", "settings", "message"), WRONG, ids=lambda value: str(value)[:40])
+def test_a_wrong_setting_is_named(kind: type[Any], settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ShortlistError, match=message):
+        kind(**settings)
+
+
+def test_unknown_settings_in_a_file_are_named() -> None:
+    settings = to_dict(RunConfig())
+    settings["loss"]["epsilom"] = 1
+    with pytest.raises(ShortlistError, match=r"no setting loss\.epsilom, perhaps loss\.epsilon was meant"):
+        from_dict(settings)
+    with pytest.raises(ShortlistError, match=r"loss\.k must be of type int, got 'five'"):
+        from_dict(to_dict(RunConfig()) | {"loss": {"k": "five"}})
+
+
+def test_an_unknown_recipe_is_answered_with_those_close_to_it() -> None:
+    with pytest.raises(
+        ShortlistError, match="no recipe 'cifar100_table4_noise_p40': perhaps cifar100_table4_noised_p40"
+    ):
+        recipes.build("cifar100_table4_noise_p40")
+
+
+def rates(config: OptimConfig, epochs: int, steps: int) -> list[float]:
+    return [learning_rate(config, epoch, step, steps, epochs) for epoch in range(epochs) for step in range(steps)]
+
+
+def test_the_step_schedule_drops_at_the_start_of_its_milestones() -> None:
+    config = OptimConfig(lr=1.0, schedule="step", milestones=(2, 3), decay=0.5)
+    assert rates(config, 4, 2) == [1, 1, 1, 1, 0.5, 0.5, 0.25, 0.25]
+
+
+def test_the_cosine_schedule_falls_from_the_rate_to_almost_nothing() -> None:
+    values = rates(OptimConfig(lr=1.0, schedule="cosine"), 10, 10)
+    assert values[0] == 1
+    assert values[50] == pytest.approx(0.5)
+    assert values == sorted(values, reverse=True)
+    assert 0 < values[-1] < 1e-3
+
+
+@pytest.mark.parametrize("schedule", ["step", "cosine", "constant"])
+def test_the_warm_up_rises_to_the_rate(schedule: Any) -> None:
+    values = rates(OptimConfig(lr=1.0, schedule=schedule, warmup_epochs=2), 4, 5)
+    assert values[:10] == sorted(values[:10])
+    assert 0 < values[0] < 0.2
+    assert values[10] == pytest.approx(1.0)

@@ -1,0 +1,355 @@
+"""TopKMetrics against a slow version that counts image by image, and its manners as a torchmetrics metric."""
+
+import copy
+import math
+import pickle
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+from torch import distributed as dist
+from torch.multiprocessing.spawn import spawn
+from torchmetrics import MetricCollection
+
+import shortlist as sl
+from shortlist import functional as F
+from tests.drawing import normal
+
+L = 5
+KS = (1, 2, 4)
+COUNTS = [3, 50, 500, 50, 3]
+
+
+def slow_metrics(
+    scores: np.ndarray[Any, Any], labels: Sequence[int], ks: Sequence[int], class_counts: Sequence[int]
+) -> dict[str, float]:
+    """Correct at K: fewer than K scores are strictly greater than the label's."""
+    result: dict[str, float] = {}
+    classes = sorted(set(labels))
+    groups = {
+        "macro": classes,
+        "few": [c for c in classes if class_counts[c] < 20],
+        "medium": [c for c in classes if 20 <= class_counts[c] <= 100],
+        "many": [c for c in classes if class_counts[c] > 100],
+    }
+    for k in ks:
+        correct = [sum(other > row[label] for other in row) < k for row, label in zip(scores, labels, strict=True)]
+        result[f"micro_top{k}"] = sum(correct) / len(correct)
+        by_class = {
+            c: np.mean([right for right, label in zip(correct, labels, strict=True) if label == c]) for c in classes
+        }
+        for name, members in groups.items():
+            result[f"{name}_top{k}"] = float(np.mean([by_class[c] for c in members])) if members else math.nan
+    result["absent_classes"] = len(class_counts) - len(classes)
+    return result
+
+
+def numbers(result: dict[str, Tensor]) -> dict[str, float]:
+    return {name: value.item() for name, value in result.items()}
+
+
+def approximately(want: dict[str, float]) -> Any:
+    return pytest.approx(want, rel=1e-6, nan_ok=True)
+
+
+def draw_batch(n: int, seed: int = 0) -> tuple[Tensor, Tensor]:
+    """Scores with ties, and labels of all classes but the last."""
+    return (2 * normal(n, L, seed=seed)).round(), torch.arange(n) % (L - 1)
+
+
+def counted(*batches: tuple[Tensor, Tensor], **settings: Any) -> sl.TopKMetrics:
+    metrics = sl.TopKMetrics(L, **{"ks": KS, "class_counts": COUNTS} | settings)
+    for scores, target in batches:
+        metrics.update(scores, target)
+    return metrics
+
+
+# What is counted
+
+
+@given(data=st.data())
+def test_the_metrics_are_those_of_the_slow_version(data: st.DataObject) -> None:
+    num_classes = data.draw(st.integers(2, 6), label="num_classes")
+    n = data.draw(st.integers(1, 12), label="n")
+    row = st.lists(st.integers(-2, 2), min_size=num_classes, max_size=num_classes)
+    rows = data.draw(st.lists(row, min_size=n, max_size=n), label="rows")
+    labels = data.draw(st.lists(st.integers(0, num_classes - 1), min_size=n, max_size=n), label="labels")
+    ks = data.draw(st.lists(st.integers(1, num_classes), min_size=1, unique=True), label="ks")
+    count = st.sampled_from([0, 1, 19, 20, 100, 101, 1000])
+    class_counts = data.draw(st.lists(count, min_size=num_classes, max_size=num_classes), label="class_counts")
+    cut = data.draw(st.integers(0, n), label="cut")
+
+    metrics = sl.TopKMetrics(num_classes, ks=ks, class_counts=class_counts)
+    scores, target = torch.tensor(rows, dtype=torch.float32), torch.tensor(labels)
+    metrics.update(scores[:cut], target[:cut])
+    metrics.update(scores[cut:], target[cut:])
+    assert numbers(metrics.compute()) == approximately(slow_metrics(np.array(rows), labels, ks, class_counts))
+
+
+def test_a_tie_with_the_kth_counts_as_correct() -> None:
+    scores = torch.tensor([[3.0, 2.0, 2.0, 2.0, 1.0]])
+    result = counted((scores, torch.tensor([3])), ks=(1, 2)).compute()
+    assert result["micro_top1"] == 0
+    assert result["micro_top2"] == 1
+
+
+def test_equal_scores_are_correct_at_every_k() -> None:
+    result = counted((torch.zeros(4, L), torch.tensor([0, 1, 2, 4]))).compute()
+    assert [result[f"micro_top{k}"] for k in KS] == [1, 1, 1]
+
+
+def test_the_macro_mean_is_over_the_classes_that_occur_at_every_k_alike() -> None:
+    # Class 4 is predicted yet absent, class 3 is neither: both stay out.
+    scores = torch.eye(L)[[0, 0, 4, 4, 2, 2]]
+    target = torch.tensor([0, 0, 0, 1, 2, 2])
+    result = counted((scores, target), ks=(1, 5)).compute()
+    assert result["macro_top1"].item() == pytest.approx((2 / 3 + 0 + 1) / 3)
+    assert result["macro_top5"] == 1
+    assert result["absent_classes"] == 2
+
+
+def test_few_below_20_medium_up_to_100_many_above() -> None:
+    metrics = sl.TopKMetrics(6, ks=(1,), class_counts=[0, 19, 20, 100, 101, 5000])
+    # Right for the odd classes; more images of class 1 make it no weightier.
+    metrics.update(torch.eye(6)[[1, 1, 3, 3, 5, 5]], torch.arange(6))
+    metrics.update(torch.eye(6)[[1, 1]], torch.tensor([1, 1]))
+    result = metrics.compute()
+    assert [result[f"{group}_top1"] for group in ("few", "medium", "many")] == [0.5, 0.5, 0.5]
+
+    for count, group in [(0, "few"), (19, "few"), (20, "medium"), (100, "medium"), (101, "many")]:
+        alone = sl.TopKMetrics(2, ks=(1,), class_counts=[count, 1])
+        alone.update(torch.eye(2)[[0]], torch.tensor([0]))
+        present = {name for name in ("few", "medium", "many") if not alone.compute()[f"{name}_top1"].isnan()}
+        assert present == {group}
+
+
+def test_a_group_without_images_is_nan_and_leaves_the_rest_alone() -> None:
+    result = counted((torch.eye(L), torch.arange(L)), class_counts=[1, 2, 3, 4, 5]).compute()
+    assert result["few_top1"] == result["macro_top1"] == 1
+    assert result["medium_top1"].isnan()
+    assert result["many_top1"].isnan()
+
+
+def test_without_class_counts_there_are_no_groups() -> None:
+    result = counted((torch.eye(L), torch.arange(L)), class_counts=None, ks=(3, 1)).compute()
+    assert list(result) == ["micro_top3", "macro_top3", "micro_top1", "macro_top1", "absent_classes"]
+
+
+def test_the_accuracy_of_each_class_is_nan_where_it_does_not_occur() -> None:
+    scores, target = torch.eye(L)[[0, 1, 2]], torch.tensor([0, 0, 2])
+    by_class = counted((scores, target), ks=(1,)).per_class()
+    torch.testing.assert_close(by_class, {1: torch.tensor([0.5, math.nan, 1.0, math.nan, math.nan])}, equal_nan=True)
+
+
+@pytest.mark.parametrize("k", KS)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64], ids=str)
+def test_the_micro_accuracy_is_one_minus_the_topk_error(k: int, dtype: torch.dtype) -> None:
+    scores, target = draw_batch(40)
+    scores = scores.to(dtype)
+    error = F.topk_error(scores, target, k, reduction="none").float().mean()
+    assert 0 < error < 1
+    torch.testing.assert_close(counted((scores, target)).compute()[f"micro_top{k}"], 1 - error)
+
+
+# NaN and infinity
+
+
+def test_a_label_whose_score_is_nan_is_wrong_at_every_k() -> None:
+    scores = torch.tensor([[math.nan, 0.0, 0.0, 0.0, 0.0]])
+    result = counted((scores, torch.tensor([0])), ks=(1, 5)).compute()
+    assert result["micro_top1"] == result["micro_top5"] == 0
+
+
+def test_a_nan_beside_the_label_counts_as_above() -> None:
+    scores = torch.tensor([[9.0, math.nan, 0.0, math.nan, 0.0]])
+    result = counted((scores, torch.tensor([0])), ks=(2, 3)).compute()
+    assert result["micro_top2"] == 0
+    assert result["micro_top3"] == 1
+
+
+def test_infinite_scores_are_ranked_as_any_other() -> None:
+    scores = torch.tensor([[math.inf, 0.0, -math.inf, math.inf, 1.0]]).expand(3, L)
+    result = counted((scores, torch.tensor([3, 4, 2])), ks=(1, 3, 4, 5)).compute()
+    assert [round(3 * result[f"micro_top{k}"].item()) for k in (1, 3, 4, 5)] == [1, 2, 2, 3]
+
+
+# How the images arrive
+
+
+def test_how_images_are_divided_into_batches_does_not_matter() -> None:
+    scores, target = draw_batch(23)
+    want = numbers(counted((scores, target)).compute())
+    for sizes in ([1] * 23, [0, 5, 0, 17, 1], [22, 1]):
+        batches = zip(scores.split(sizes), target.split(sizes), strict=True)
+        assert numbers(counted(*batches).compute()) == approximately(want)
+
+
+def test_one_row_counts_as_a_batch_of_one() -> None:
+    scores, target = draw_batch(6)
+    rows = counted(*zip(scores, target, strict=True))
+    assert numbers(rows.compute()) == approximately(numbers(counted((scores, target)).compute()))
+
+
+def test_further_dimensions_count_as_more_images() -> None:
+    scores, target = draw_batch(12)
+    folded = scores.unflatten(0, (3, 2, 2)).movedim(-1, 1), target.unflatten(0, (3, 2, 2))
+    assert folded[0].shape == (3, L, 2, 2)
+    assert numbers(counted(folded).compute()) == approximately(numbers(counted((scores, target)).compute()))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_half_scores_count_as_what_they_are(dtype: torch.dtype) -> None:
+    scores, target = normal(30, L, dtype=dtype), torch.arange(30) % L
+    want = numbers(counted((scores.double(), target)).compute())
+    assert numbers(counted((scores, target)).compute()) == approximately(want)
+
+
+# A metric as torchmetrics knows it
+
+
+def test_reset_forgets_every_image() -> None:
+    metrics = counted(draw_batch(9))
+    metrics.reset()
+    metrics.update(*draw_batch(11, seed=1))
+    assert numbers(metrics.compute()) == approximately(numbers(counted(draw_batch(11, seed=1)).compute()))
+
+
+def test_calling_it_gives_the_metrics_of_the_batch_and_counts_it() -> None:
+    metrics = sl.TopKMetrics(L, ks=KS, class_counts=COUNTS)
+    first, second = draw_batch(9), draw_batch(6, seed=1)
+    for batch in (first, second):
+        assert numbers(metrics(*batch)) == approximately(numbers(counted(batch).compute()))
+    assert numbers(metrics.compute()) == approximately(numbers(counted(first, second).compute()))
+
+
+def test_it_works_in_a_collection() -> None:
+    collection = MetricCollection([sl.TopKMetrics(L, ks=KS, class_counts=COUNTS)], prefix="val_")
+    want = {f"val_{name}": value for name, value in numbers(counted(draw_batch(9)).compute()).items()}
+    assert numbers(collection(*draw_batch(9))) == approximately(want)
+    assert numbers(collection.compute()) == approximately(want)
+
+
+def test_two_in_a_collection_do_not_become_one() -> None:
+    # A collection joins metrics whose states are equal after the first batch; here both are right everywhere.
+    collection = MetricCollection({f"at{k}": sl.TopKMetrics(L, ks=(k,)) for k in (1, 2)})
+    second_best = torch.tensor([[9.0, 8.0, 0.0, 0.0, 0.0]]), torch.tensor([1])
+    for batch in ((torch.eye(L), torch.arange(L)), second_best):
+        collection.update(*batch)
+    got = collection.compute()
+    assert got["at1_micro_top1"].item() == pytest.approx(L / (L + 1))
+    assert got["at2_micro_top2"] == 1
+
+
+def test_moving_it_moves_all_that_it_holds() -> None:
+    metrics = counted(draw_batch(9)).to("meta")
+    assert metrics.seen.device.type == metrics.hits.device.type == "meta"
+    assert metrics.class_counts is not None
+    assert metrics.class_counts.device.type == "meta"
+
+
+@pytest.mark.parametrize("convert", [lambda metrics: metrics.half(), lambda metrics: metrics.to(torch.float64)])
+def test_a_change_of_dtype_leaves_the_counts_alone(convert: Callable[[sl.TopKMetrics], sl.TopKMetrics]) -> None:
+    metrics = convert(counted(draw_batch(9)))
+    assert metrics.seen.dtype == metrics.hits.dtype == torch.int64
+    assert numbers(metrics.compute()) == approximately(numbers(counted(draw_batch(9)).compute()))
+
+
+@pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda metrics: pickle.loads(pickle.dumps(metrics))])
+def test_a_copy_goes_on_counting_on_its_own(duplicate: Callable[[sl.TopKMetrics], sl.TopKMetrics]) -> None:
+    metrics = counted(draw_batch(9))
+    copied = duplicate(metrics)
+    copied.update(*draw_batch(6, seed=1))
+    assert numbers(copied.compute()) == approximately(numbers(counted(draw_batch(9), draw_batch(6, seed=1)).compute()))
+    assert numbers(metrics.compute()) == approximately(numbers(counted(draw_batch(9)).compute()))
+
+
+def test_counts_travel_in_the_state_dict_once_persistent() -> None:
+    metrics, loaded = counted(draw_batch(9)), counted()
+    assert not metrics.state_dict()
+    for each in (metrics, loaded):
+        each.persistent(True)
+    assert set(metrics.state_dict()) >= {"seen", "hits"}
+    loaded.load_state_dict(metrics.state_dict(), strict=True)
+    loaded.update(*draw_batch(6, seed=1))
+    assert numbers(loaded.compute()) == approximately(numbers(counted(draw_batch(9), draw_batch(6, seed=1)).compute()))
+
+
+def test_no_graph_is_kept() -> None:
+    scores, target = draw_batch(9)
+    metrics = counted((scores.requires_grad_(), target))
+    assert not metrics.seen.requires_grad
+    assert not metrics.hits.requires_grad
+    assert not any(value.requires_grad for value in metrics.compute().values())
+
+
+@pytest.mark.parametrize("use", [lambda metrics: metrics(*draw_batch(9)), lambda metrics: metrics.reset()])
+def test_use_in_inference_mode_does_not_bind_later_use_to_it(use: Callable[[sl.TopKMetrics], object]) -> None:
+    metrics, want = counted(), counted()
+    use(want)
+    want.update(*draw_batch(6, seed=1))
+    with torch.inference_mode():
+        use(metrics)
+    metrics.update(*draw_batch(6, seed=1))
+    assert numbers(metrics.compute()) == approximately(numbers(want.compute()))
+
+
+def count_on_one_rank(rank: int, folder: Path) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder / 'store'}", rank=rank, world_size=2)
+    metrics = counted(*rank_batches(rank))
+    torch.save(metrics.compute(), folder / f"rank{rank}.pt")
+    dist.destroy_process_group()
+
+
+def rank_batches(rank: int) -> list[tuple[Tensor, Tensor]]:
+    return [draw_batch(2)] if rank == 0 else [draw_batch(9, seed=1), draw_batch(4, seed=2)]
+
+
+def test_ranks_with_unequal_numbers_of_images_merge_into_what_one_process_counts(tmp_path: Path) -> None:
+    spawn(count_on_one_rank, args=(tmp_path,), nprocs=2)
+    want = numbers(counted(*rank_batches(0), *rank_batches(1)).compute())
+    for rank in (0, 1):
+        assert numbers(torch.load(tmp_path / f"rank{rank}.pt")) == approximately(want)
+
+
+# Errors
+
+
+@pytest.mark.parametrize("num_classes", [L - 1, L + 1])
+def test_scores_must_have_the_number_of_classes_announced(num_classes: int) -> None:
+    with pytest.raises(sl.ShortlistError, match=f"scores must have {L} classes, got {num_classes}"):
+        counted((torch.zeros(3, num_classes), torch.zeros(3, dtype=torch.int64)))
+
+
+def test_probabilities_are_no_labels() -> None:
+    with pytest.raises(sl.ShortlistError, match=r"target must be int64 labels, got probabilities \(torch.float32\)"):
+        counted((torch.zeros(3, L), torch.zeros(3, L)))
+
+
+@pytest.mark.parametrize("label", [-1, L, -100])
+def test_a_label_out_of_range_is_an_error_and_counts_nothing(label: int) -> None:
+    metrics = counted(draw_batch(9))
+    with pytest.raises(sl.ShortlistError, match=rf"target must be in \[0, {L - 1}\], got {label}"):
+        metrics.update(torch.zeros(2, L), torch.tensor([0, label]))
+    assert metrics.seen.sum() == 9
+
+
+@pytest.mark.parametrize("ks", [(), (1, 1), (3, 1, 3)], ids=str)
+def test_ks_must_be_different_and_at_least_one(ks: tuple[int, ...]) -> None:
+    with pytest.raises(
+        sl.ShortlistError, match="ks must be one or more different values of K, got " + re.escape(str(ks))
+    ):
+        sl.TopKMetrics(L, ks=ks)
+
+
+@pytest.mark.parametrize("num_classes", [0, -1, 2.5])
+def test_the_number_of_classes_must_be_a_positive_integer(num_classes: Any) -> None:
+    with pytest.raises(sl.ShortlistError, match=f"num_classes must be .*, got {num_classes}"):
+        sl.TopKMetrics(num_classes, ks=(1,))

@@ -1,0 +1,39 @@
+"""Networks: the paper's own, timm's by name, either last layer."""
+
+import pytest
+import torch
+
+from shortlist import CosineLinear, ShortlistError
+from shortlist.config import ModelConfig
+from shortlist.models import build_model
+
+
+def test_densenet_40_40_has_the_parameters_of_the_papers_network() -> None:
+    model = build_model(ModelConfig(name="densenet40_40"), (3, 32, 32), 100)
+    assert sum(parameter.numel() for parameter in model.parameters()) == 1_941_620
+    assert model(torch.zeros(2, 3, 32, 32)).shape == (2, 100)
+
+
+@pytest.mark.parametrize("name", ["glyphnet", "densenet40_40", "resnet18", "mobilenetv3_small_050"])
+@pytest.mark.parametrize("head", ["linear", "cosine"])
+def test_any_network_takes_either_head(name: str, head: str) -> None:
+    model = build_model(ModelConfig(name=name, head=head), (3, 64, 64), 7)  # type: ignore[arg-type]
+    assert isinstance(model.head, CosineLinear) == (head == "cosine")
+    scores = model.eval()(torch.randn(2, 3, 64, 64))
+    assert scores.shape == (2, 7)
+    assert (scores.abs() <= 1.001).all() or head == "linear"
+
+
+def test_grey_images_and_embeddings_are_inputs_too() -> None:
+    assert build_model(ModelConfig(name="resnet18"), (1, 32, 32), 5).eval()(torch.randn(1, 1, 32, 32)).shape == (1, 5)
+    assert build_model(ModelConfig(name="none"), (12,), 5)(torch.randn(3, 12)).shape == (3, 5)
+
+
+def test_glyphnet_does_not_mix_the_images_of_a_batch() -> None:
+    model, images = build_model(ModelConfig(name="glyphnet"), (1, 28, 28), 5), torch.randn(4, 1, 28, 28)
+    torch.testing.assert_close(model(images)[:1], model(images[:1]))
+
+
+def test_a_misspelt_network_is_answered_with_those_close_to_it() -> None:
+    with pytest.raises(ShortlistError, match="got 'resnet5O', perhaps resnet50"):
+        build_model(ModelConfig(name="resnet5O"), (3, 32, 32), 5)

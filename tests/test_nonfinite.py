@@ -1,0 +1,185 @@
+"""A row with a NaN or an infinity has no finite loss, and touches no other row; finite scores of any size do well."""
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+from shortlist import functional as F
+from tests.cases import LOSSES, K, LossCase, every_differentiable_loss, every_loss, noise_for
+from tests.drawing import normal, value_and_grad
+
+L = 6
+BY_NAME = {case.name: case for case in LOSSES}
+
+# The limits of the hyper-parameters run through code of their own.
+LIMITS = [
+    replace(
+        BY_NAME["noised_topk_hinge"],
+        name="noised_topk_hinge_exact",
+        function=lambda s, y, **kw: F.noised_topk_hinge(s, y, K, epsilon=0.5, n_samples=math.inf, **kw),
+        noised=False,
+    ),
+    replace(
+        BY_NAME["smooth_topk_hinge"],
+        name="smooth_topk_hinge_at_tau_0",
+        function=lambda s, y, **kw: F.smooth_topk_hinge(s, y, K, tau=0.0, **kw),
+    ),
+]
+every_loss_and_limit = pytest.mark.parametrize("loss", [*LOSSES, *LIMITS], ids=lambda case: case.name)
+every_differentiable_loss_and_limit = pytest.mark.parametrize(
+    "loss", [case for case in [*LOSSES, *LIMITS] if case.has_gradient], ids=lambda case: case.name
+)
+labels_and_probabilities = pytest.mark.parametrize("probabilities", [False, True], ids=["labels", "probabilities"])
+first_inner_and_last_label = pytest.mark.parametrize("label", [0, 2, L - 1])
+
+
+def target_for(scores: Tensor, label: int, probabilities: bool) -> Tensor:
+    """The same label for every row, or probabilities that rule out no class."""
+    if probabilities:
+        return normal(*scores.shape, seed=7, dtype=scores.dtype).softmax(-1)
+    return torch.full((len(scores),), label)
+
+
+def rows_with(value: float, dtype: torch.dtype) -> Tensor:
+    """Two rows a class: one with ``value`` at that class, then one without it."""
+    scores = normal(2 * L, L, dtype=dtype)
+    return scores.index_put((torch.arange(0, 2 * L, 2), torch.arange(L)), torch.tensor(value, dtype=dtype))
+
+
+@every_loss_and_limit
+@labels_and_probabilities
+@first_inner_and_last_label
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64], ids=str)
+def test_one_bad_score_anywhere_spoils_its_row_and_no_other(
+    loss: LossCase, dtype: torch.dtype, bad: float, label: int, probabilities: bool
+) -> None:
+    spoilt, clean = rows_with(bad, dtype), normal(2 * L, L, dtype=dtype)
+    target, noise = target_for(clean, label, probabilities), {"noise": noise_for(clean)} if loss.noised else {}
+    got = loss(spoilt, target, reduction="none", **noise)
+    assert not got[::2].isfinite().any()
+    assert torch.equal(got[1::2], loss(clean, target, reduction="none", **noise)[1::2])
+
+
+@every_loss_and_limit
+@labels_and_probabilities
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+def test_one_bad_score_spoils_the_mean_and_the_sum(
+    loss: LossCase, reduction: str, bad: float, probabilities: bool
+) -> None:
+    scores = normal(4, L)
+    for column in range(L):
+        spoilt = scores.index_put((torch.tensor(1), torch.tensor(column)), torch.tensor(bad, dtype=torch.float64))
+        assert not loss(spoilt, target_for(scores, 2, probabilities), reduction=reduction).isfinite()
+
+
+@every_loss_and_limit
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+def test_an_ignored_row_may_hold_anything(loss: LossCase, reduction: str, bad: float) -> None:
+    spoilt, target = rows_with(bad, torch.float64), torch.arange(2 * L) % L
+    target[::2] = -100
+    noise = noise_for(spoilt)
+    given, given_kept = ({"noise": noise}, {"noise": noise[1::2]}) if loss.noised else ({}, {})
+    want = loss(spoilt[1::2], target[1::2], reduction=reduction, **given_kept)
+    torch.testing.assert_close(loss(spoilt, target, reduction=reduction, **given), want)
+    assert torch.equal(loss(spoilt, target, reduction="none", **given)[::2], torch.zeros(L, dtype=torch.float64))
+
+
+@every_differentiable_loss_and_limit
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_a_bad_row_leaves_the_gradients_of_the_others_alone(loss: LossCase, bad: float) -> None:
+    target = torch.arange(2 * L) % L
+    ignoring = torch.where(torch.arange(2 * L) % 2 == 0, -100, target)
+    for labels in (target, ignoring):
+        gradients = [
+            value_and_grad(lambda s, y=labels: loss(s, y, reduction="sum"), scores)[1]  # type: ignore[misc]
+            for scores in (rows_with(bad, torch.float64), normal(2 * L, L))
+        ]
+        torch.testing.assert_close(gradients[0][1::2], gradients[1][1::2])
+
+
+def huge_rows(size: float, dtype: torch.dtype) -> Tensor:
+    """``size`` and minus ``size`` at each class in turn, at all of them, and at a mixture."""
+    signs = torch.tensor([[1.0], [-1.0]]).expand(2, L)
+    mixed = torch.tensor([[1.0, -1.0, 1.0, -1.0, 1.0, -1.0], [0.0, 1.0, 1.0, -1.0, 1.0, 0.0]])
+    extremes = size * torch.cat([signs, mixed]).to(dtype)
+    return torch.cat([rows_with(size, dtype), rows_with(-size, dtype), extremes])
+
+
+# In half types, as far as the losses themselves can be written down.
+sizes = pytest.mark.parametrize(
+    ("size", "dtype"),
+    [(1e3, torch.float16), (1e4, torch.bfloat16), (1e4, torch.float32), (1e4, torch.float64), (1e30, torch.float32)],
+    ids=str,
+)
+
+
+@every_loss
+@first_inner_and_last_label
+@sizes
+def test_the_value_at_huge_scores_is_the_obvious_one(
+    loss: LossCase, size: float, dtype: torch.dtype, label: int
+) -> None:
+    scores = huge_rows(size, dtype)
+    noise = noise_for(scores)
+    got = loss(scores, target_for(scores, label, False), reduction="none", **{"noise": noise} if loss.noised else {})
+    rows = zip(scores.double(), noise.double(), strict=True)
+    want = torch.stack([loss.literal(row, label, draws) for row, draws in rows])
+    # The obvious focal loss takes the logarithm of a probability that is zero.
+    known = want.isfinite()
+    assert known.sum() > len(known) / 2
+    # Margins from integer counts are float32 on both sides.
+    rtol = max(2 * torch.finfo(dtype).eps, 1e-6)
+    last_place = size * torch.finfo(torch.promote_types(dtype, torch.float32)).eps
+    torch.testing.assert_close(got[known].double(), want[known], rtol=rtol, atol=8 * last_place)
+
+
+@first_inner_and_last_label
+@sizes
+def test_at_any_size_focal_and_ldam_without_their_extras_are_the_cross_entropy(
+    size: float, dtype: torch.dtype, label: int
+) -> None:
+    scores = huge_rows(size, dtype).to(torch.promote_types(dtype, torch.float32))
+    target = target_for(scores, label, False)
+    want = value_and_grad(lambda s: cross_entropy(s, target, reduction="none"), scores)
+    focal = value_and_grad(lambda s: F.focal(s, target, gamma=0.0, reduction="none"), scores)
+    ldam = value_and_grad(lambda s: F.ldam(s, target, [1] * L, max_margin=0.0, scale=1.0, reduction="none"), scores)
+    torch.testing.assert_close(focal, want)
+    torch.testing.assert_close(ldam, want)
+
+
+@every_differentiable_loss_and_limit
+@labels_and_probabilities
+@first_inner_and_last_label
+@sizes
+def test_value_and_gradient_stay_finite_at_huge_scores(
+    loss: LossCase, size: float, dtype: torch.dtype, label: int, probabilities: bool
+) -> None:
+    scores = huge_rows(size, dtype)
+    target = target_for(scores, label, probabilities)
+    value, gradient = value_and_grad(lambda s: loss(s, target, reduction="none"), scores)
+    assert value.isfinite().all()
+    assert gradient.isfinite().all()
+
+
+@every_differentiable_loss
+@labels_and_probabilities
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64], ids=str)
+def test_a_large_negative_score_rules_a_class_out(loss: LossCase, dtype: torch.dtype, probabilities: bool) -> None:
+    # The last classes are the frequent ones, so that the margins of the others are the same without them.
+    kept, masked = normal(8, L, dtype=dtype), torch.full((8, 3), -1e4, dtype=dtype)
+    scores = torch.cat([kept, masked], 1)
+    target = target_for(kept, 0, probabilities) if probabilities else torch.arange(8) % L
+    padded = torch.cat([target, torch.zeros_like(masked)], 1) if probabilities else target
+    noise = noise_for(scores)
+    given, given_kept = ({"noise": noise}, {"noise": noise[:, :L]}) if loss.noised else ({}, {})
+    want, want_grad = value_and_grad(lambda s: loss(s, target, reduction="none", **given_kept), kept)
+    got, got_grad = value_and_grad(lambda s: loss(s, padded, reduction="none", **given), scores)
+    torch.testing.assert_close(got, want)
+    torch.testing.assert_close(got_grad, torch.cat([want_grad, torch.zeros_like(masked)], 1))

@@ -1,0 +1,151 @@
+"""What the package offers, what importing it costs, and that the README tells the truth."""
+
+import importlib.metadata
+import importlib.resources
+import inspect
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import shortlist as sl
+from shortlist import functional, losses
+
+README = Path(__file__).parent.parent / "README.md"
+
+PUBLIC = [
+    "CalibratedTopKHinge",
+    "ConvexTopKHinge",
+    "CosineLinear",
+    "FocalLoss",
+    "ImbalancedNoisedTopKHinge",
+    "LDAMLoss",
+    "NoisedTopKHinge",
+    "ShortlistError",
+    "SmoothTopKHinge",
+    "TopKError",
+    "TopKHinge",
+    "TopKMetrics",
+    "class_margins",
+    "exact_topk",
+    "functional",
+    "smooth_topk",
+    "smooth_topk_sum",
+    "topk_sum",
+    "topk_value",
+]
+MODULE_OF = {
+    "calibrated_topk_hinge": "CalibratedTopKHinge",
+    "convex_topk_hinge": "ConvexTopKHinge",
+    "focal": "FocalLoss",
+    "imbalanced_noised_topk_hinge": "ImbalancedNoisedTopKHinge",
+    "ldam": "LDAMLoss",
+    "noised_topk_hinge": "NoisedTopKHinge",
+    "smooth_topk_hinge": "SmoothTopKHinge",
+    "topk_error": "TopKError",
+    "topk_hinge": "TopKHinge",
+}
+every_loss_and_module = pytest.mark.parametrize(("function", "module"), MODULE_OF.items(), ids=MODULE_OF)
+
+
+def run_python(code: str) -> str:
+    """What a fresh interpreter prints."""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+# Names
+
+
+def test_the_public_names_are_these() -> None:
+    assert sl.__all__ == PUBLIC
+    assert set(PUBLIC) <= set(dir(sl))
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_every_public_name_is_documented(name: str) -> None:
+    assert getattr(sl, name).__doc__
+
+
+def test_the_losses_are_these() -> None:
+    assert functional.__all__ == list(MODULE_OF)
+    assert losses.__all__ == sorted(MODULE_OF.values())
+
+
+@every_loss_and_module
+def test_every_loss_has_a_module_twin_in_the_package_itself(function: str, module: str) -> None:
+    assert getattr(sl, module) is getattr(losses, module)
+    assert f"shortlist.functional.{function}" in getattr(sl, module).__doc__
+
+
+@every_loss_and_module
+def test_a_module_takes_the_settings_of_its_function_with_the_same_defaults(function: str, module: str) -> None:
+    of_function = inspect.signature(getattr(functional, function)).parameters
+    shared = inspect.signature(losses._Loss).parameters
+    of_module = {**shared, **inspect.signature(getattr(losses, module)).parameters}
+    of_call = inspect.signature(getattr(losses, module).forward).parameters
+    for name, parameter in of_function.items():
+        here = of_call if name in of_call else of_module
+        assert here[name].default == parameter.default
+
+
+def test_the_version_is_that_of_the_installed_package() -> None:
+    assert sl.__version__ == importlib.metadata.version("shortlist")
+
+
+def test_the_types_ship() -> None:
+    assert (importlib.resources.files("shortlist") / "py.typed").is_file()
+
+
+# Import
+
+
+def test_importing_loads_torch_and_nothing_else_of_weight() -> None:
+    heavy = "torchmetrics matplotlib tyro rich timm torchvision PIL scipy pandas lightning_fabric"
+    code = f"""
+import sys
+import torch
+before = set(sys.modules)
+import shortlist
+loaded = {{name.partition(".")[0] for name in sys.modules}}
+added = {{name.partition(".")[0] for name in set(sys.modules) - before}}
+print("shortlist" in added, sorted(loaded & set("{heavy}".split())), "triton" in added)
+"""
+    assert run_python(code).split("\n") == ["True [] False", ""]
+
+
+def test_without_torchmetrics_only_the_metrics_are_missing() -> None:
+    code = """
+import sys
+sys.modules["torchmetrics"] = None
+import shortlist
+shortlist.NoisedTopKHinge(1)
+try:
+    shortlist.TopKMetrics
+except ImportError as error:
+    print(error)
+"""
+    assert "pip install 'shortlist[metrics]'" in run_python(code)
+
+
+# README
+
+
+def python_blocks(text: str) -> list[tuple[int, str]]:
+    """The fenced Python blocks, each with the number of lines above it."""
+    return [
+        (text.count("\n", 0, match.start(1)), match.group(1))
+        for match in re.finditer(r"^```python\n(.*?)^```$", text, flags=re.MULTILINE | re.DOTALL)
+    ]
+
+
+def test_every_python_block_of_the_readme_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    blocks = python_blocks(README.read_text())
+    assert blocks
+    monkeypatch.chdir(tmp_path)
+    for lines_above, code in blocks:
+        # Blank lines in front make a traceback point into the README.
+        exec(compile("\n" * lines_above + code, README, "exec"), {"__name__": "__main__"})

@@ -1,0 +1,195 @@
+"""Run folders: whole files or none, nobody's run overwritten, damage found and named."""
+
+import json
+import multiprocessing
+import os
+import pickle
+import resource
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import safetensors.torch
+import torch
+
+from shortlist import ShortlistError
+from shortlist.config import RunConfig
+from shortlist.runs import RunFolder, file_digest, find_runs, write_whole
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Iterator[RunFolder]:
+    folder = RunFolder(tmp_path / "run")
+    with folder.claim(RunConfig(), resume=False):
+        yield folder
+
+
+def no_warning(message: str) -> None:
+    raise AssertionError(message)
+
+
+def test_a_folder_in_use_is_refused(tmp_path: Path) -> None:
+    with RunFolder(tmp_path).claim(RunConfig(), resume=False), multiprocessing.get_context("spawn").Pool(1) as pool:
+        assert "is in use by another process" in pool.apply(_try_to_claim, (tmp_path,))
+    assert "add --resume" in _try_to_claim(tmp_path)
+
+
+def _try_to_claim(path: Path) -> str:
+    try:
+        with RunFolder(path).claim(RunConfig(), resume=False):
+            return "claimed"
+    except ShortlistError as refused:
+        return str(refused)
+
+
+def test_an_interrupted_run_must_be_resumed_on_purpose(tmp_path: Path) -> None:
+    with RunFolder(tmp_path).claim(RunConfig(), resume=True):
+        pass
+    with (
+        pytest.raises(ShortlistError, match="interrupted; add --resume"),
+        RunFolder(tmp_path).claim(RunConfig(), resume=False),
+    ):
+        pass
+    with RunFolder(tmp_path).claim(RunConfig(), resume=True):
+        assert RunFolder.existing(tmp_path).config == RunConfig()
+
+
+def test_another_configuration_is_not_overwritten(tmp_path: Path) -> None:
+    with RunFolder(tmp_path).claim(RunConfig(), resume=False):
+        pass
+    other = replace(RunConfig(), seed=1)
+    with pytest.raises(ShortlistError, match="another configuration"), RunFolder(tmp_path).claim(other, resume=True):
+        pass
+
+
+def test_a_finished_run_is_not_run_again(run: RunFolder, tmp_path: Path) -> None:
+    run.write_json("final.json", {})
+    with pytest.raises(ShortlistError, match="already finished"):
+        run._check_claim(RunConfig(), resume=True)
+
+
+def test_a_folder_with_other_things_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").write_text("precious")
+    with pytest.raises(ShortlistError, match="holds no run"), RunFolder(tmp_path).claim(RunConfig(), resume=True):
+        pass
+    assert [path.name for path in tmp_path.iterdir() if path.name != ".lock"] == ["thesis.tex"]
+
+
+def test_a_writer_that_dies_leaves_the_old_file(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    write_whole(path, lambda file: file.write(b"old"))
+    with pytest.raises(ZeroDivisionError):
+        write_whole(path, lambda file: file.write(b"half") / 0)
+    assert path.read_bytes() == b"old"
+    assert [each.name for each in tmp_path.iterdir()] == ["file"]
+
+
+def test_a_killed_writer_leaves_nothing_after_the_next_claim(tmp_path: Path) -> None:
+    with RunFolder(tmp_path).claim(RunConfig(), resume=False):
+        pass
+    process = multiprocessing.get_context("spawn").Process(target=_die_while_writing, args=(tmp_path / "final.json",))
+    process.start()
+    process.join()
+    assert process.exitcode == -9
+    assert list(tmp_path.glob(".writing-*"))
+    with RunFolder(tmp_path).claim(RunConfig(), resume=True):
+        assert not list(tmp_path.glob(".writing-*"))
+        assert not RunFolder(tmp_path).finished
+
+
+def _die_while_writing(path: Path) -> None:
+    def write(file: object) -> None:
+        file.write(b"half")  # type: ignore[attr-defined]
+        os.kill(os.getpid(), 9)
+
+    write_whole(path, write)
+
+
+def test_a_full_disk_is_explained_and_leaves_the_old_checkpoint(run: RunFolder) -> None:
+    run.save_checkpoint({"epoch": 1}, 1)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, hard))
+    try:
+        with pytest.raises(ShortlistError, match=r"cannot write .*File too large; make room and add --resume"):
+            run.save_checkpoint({"weights": torch.zeros(1_000_000)}, 2)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert run.load_checkpoint(no_warning) == {"epoch": 1}
+    assert not list(run.path.rglob(".writing-*"))
+
+
+def test_a_damaged_checkpoint_is_named_and_the_one_before_it_used(run: RunFolder) -> None:
+    for step in (1, 2):
+        run.save_checkpoint({"step": step, "weights": torch.full((1000,), float(step))}, step)
+    newest = max((run.path / "checkpoints").glob("*.pt"))
+    content = bytearray(newest.read_bytes())
+    content[len(content) // 2] ^= 1  # one bit
+    newest.write_bytes(bytes(content))
+    warnings: list[str] = []
+    state = run.load_checkpoint(warnings.append)
+    assert state is not None
+    assert state["step"] == 1
+    assert str(newest) in warnings[0]
+    newest.write_bytes(bytes(content[:100]))
+    assert (run.load_checkpoint(warnings.append) or {})["step"] == 1
+
+
+def test_two_checkpoints_are_kept(run: RunFolder) -> None:
+    for step in range(5):
+        run.save_checkpoint({"step": step}, step)
+    assert len(list((run.path / "checkpoints").glob("*.pt"))) == 2
+    assert run.load_checkpoint(no_warning) == {"step": 4}
+
+
+class _Evil:
+    def __reduce__(self) -> tuple[object, tuple[str]]:
+        return os.system, ("echo owned",)
+
+
+def test_a_checkpoint_cannot_run_code(run: RunFolder) -> None:
+    run.save_checkpoint({"payload": _Evil()}, 1)
+    with pytest.raises(pickle.UnpicklingError):
+        run.load_checkpoint(no_warning)
+
+
+def test_damaged_best_weights_are_refused_by_name(run: RunFolder) -> None:
+    run.save_best({"w": torch.arange(4.0)})
+    assert torch.equal(run.load_best()["w"], torch.arange(4.0))
+    best = run.path / "best.safetensors"
+    run.write_json("final.json", {"best_sha256": file_digest(best)})
+    best.write_bytes(safetensors.torch.save({"w": torch.arange(4.0) + 1}))
+    with pytest.raises(ShortlistError, match=r"best\.safetensors is damaged: its checksum"):
+        run.load_best()
+    best.write_bytes(b"rubbish")
+    (run.path / "final.json").unlink()
+    with pytest.raises(ShortlistError, match=r"best\.safetensors is damaged"):
+        run.load_best()
+
+
+def test_metrics_of_epochs_to_come_are_forgotten_and_half_lines_dropped(run: RunFolder) -> None:
+    for epoch in range(3):
+        run.append_metrics({"epoch": epoch})
+    with (run.path / "metrics.jsonl").open("a") as file:
+        file.write('{"epoch": 3, "val')
+    assert [line["epoch"] for line in run.metrics()] == [0, 1, 2]
+    run.restart_metrics(2)
+    assert [json.loads(line) for line in (run.path / "metrics.jsonl").read_text().splitlines()] == [
+        {"epoch": 0},
+        {"epoch": 1},
+    ]
+
+
+def test_wrong_paths_are_explained(tmp_path: Path) -> None:
+    with pytest.raises(ShortlistError, match="there is no folder"):
+        RunFolder.existing(tmp_path / "nowhere")
+    with pytest.raises(ShortlistError, match=r"is not a run: it has no config\.json"):
+        RunFolder.existing(tmp_path)
+    with RunFolder(tmp_path / "a" / "b").claim(RunConfig(), resume=False):
+        pass
+    with pytest.raises(ShortlistError, match=r"runs are further down, e\.g\. .*a/b"):
+        RunFolder.existing(tmp_path)
+    assert [found.path for found in find_runs([tmp_path, tmp_path / "a"])] == [tmp_path / "a" / "b"]
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ShortlistError, match="there is no run in"):
+        find_runs([tmp_path / "empty"])
