@@ -135,11 +135,29 @@ def report(arguments: list[str]) -> None:
     print(write_report(find_runs(list(parsed.runs)), parsed.out))
 
 
+@dataclass(frozen=True)
+class _DemoArguments:
+    out: Path = Path("demo")
+    """Folder for the runs and the page."""
+
+
+def demo(arguments: list[str]) -> None:
+    """Train four losses on built-in data, about three minutes on two cores: shortlist demo"""
+    parsed = _parse(_DemoArguments, arguments, "demo")
+
+    from shortlist.demo import run_demo
+
+    table, page = run_demo(parsed.out, _say)
+    Console(soft_wrap=True).print(table)
+    print(f"\nopen {page}")
+
+
 COMMANDS: dict[str, Callable[[list[str]], None]] = {
     "train": train,
     "evaluate": evaluate,
     "predict": predict,
     "report": report,
+    "demo": demo,
 }
 
 

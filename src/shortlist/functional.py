@@ -227,7 +227,7 @@ def focal(
     """
     batch = ScoredBatch(scores, target, weight=weight, ignore_index=ignore_index, reduction=reduction)
     check_not_negative("gamma", gamma)
-    against_RC = _log_sum_of_others(batch, batch.scores_RL) - batch.scores_RC
+    against_RC = _log_odds_against(batch, batch.scores_RL)
     # With odds exp(against) against the label, p_y = sigmoid(-against).
     return batch.reduce(torch.exp(gamma * F.logsigmoid(against_RC)) * _softplus(against_RC))
 
@@ -263,8 +263,7 @@ def ldam(
     batch = ScoredBatch(scores, target, weight=weight, ignore_index=ignore_index, reduction=reduction)
     check_positive("scale", scale)
     margin_RC = _margins(batch, class_counts, max_margin)
-    others_RC = _log_sum_of_others(batch, scale * batch.scores_RL)
-    return batch.reduce(_softplus(others_RC - scale * (batch.scores_RC - margin_RC)))
+    return batch.reduce(_softplus(_log_odds_against(batch, scale * batch.scores_RL) + scale * margin_RC))
 
 
 def noised_topk_hinge(
@@ -387,15 +386,18 @@ def _largest_of_others(batch: ScoredBatch, k: int) -> tuple[Tensor, Tensor]:
     return above_kth_RC, torch.where(inside_RC, next_R1, kth_R1)
 
 
-def _log_sum_of_others(batch: ScoredBatch, scores_RL: Tensor) -> Tensor:
-    """``(R, C)`` log-sum-exp of the scores without the candidate's own."""
+def _log_odds_against(batch: ScoredBatch, scores_RL: Tensor) -> Tensor:
+    """``(R, C)`` log-odds against the candidate under a softmax: log-sum-exp of the other scores minus its own."""
     best_R1 = scores_RL.detach().argmax(-1, keepdim=True)
+    # Measured from the best score: at 1e30 a sum of exponentials would lose all but that score.
+    scores_RL = scores_RL - scores_RL.detach().gather(-1, best_R1)
     is_best_RL = torch.zeros_like(scores_RL, dtype=torch.bool).scatter(-1, best_R1, True)
     all_R1 = scores_RL.logsumexp(-1, keepdim=True)
     all_but_best_R1 = scores_RL.masked_fill(is_best_RL, -math.inf).logsumexp(-1, keepdim=True)
     # Subtracting a class's share from the whole is exact enough up to a share of 1/2, which only the best can pass.
     share_RC = batch.pick((scores_RL - all_R1).masked_fill(is_best_RL, -math.inf)).exp()
-    return torch.where(batch.pick(is_best_RL), all_but_best_R1, all_R1 + torch.log1p(-share_RC))
+    others_RC = torch.where(batch.pick(is_best_RL), all_but_best_R1, all_R1 + torch.log1p(-share_RC))
+    return others_RC - batch.pick(scores_RL)
 
 
 def _margins(batch: ScoredBatch, class_counts: ClassCounts, max_margin: float) -> Tensor:

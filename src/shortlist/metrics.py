@@ -50,7 +50,6 @@ class TopKMetrics(Metric):
     full_state_update = False
 
     seen: Tensor
-    hits: Tensor
     class_counts: Tensor | None
 
     def __init__(
@@ -71,7 +70,9 @@ class TopKMetrics(Metric):
         counts = None if class_counts is None else checked_class_counts(class_counts, num_classes, allow_zero=True)
         self.register_buffer("class_counts", counts, persistent=False)
         self.add_state("seen", torch.zeros(num_classes, dtype=torch.int64), dist_reduce_fx="sum")
-        self.add_state("hits", torch.zeros(len(ks), num_classes, dtype=torch.int64), dist_reduce_fx="sum")
+        # A state for each K, named by it: a MetricCollection takes metrics with states alike for one and the same.
+        for k in ks:
+            self.add_state(f"hits_top{k}", torch.zeros(num_classes, dtype=torch.int64), dist_reduce_fx="sum")
 
     def update(self, scores: Tensor, target: Tensor) -> None:
         """Count a batch: scores and labels shaped as for the losses."""
@@ -84,9 +85,10 @@ class TopKMetrics(Metric):
         own_R1 = scores_RL.gather(-1, index_R.unsqueeze(-1))
         above_R = (~(scores_RL <= own_R1)).sum(-1)  # so written, a NaN on either side counts as above
         index_R, above_R = index_R.flatten(), above_R.flatten()
-        self.seen.index_add_(0, index_R, torch.ones_like(index_R))
-        for hits, k in zip(self.hits, self.ks, strict=True):
-            hits.index_add_(0, index_R, (above_R < k).long())
+        # Not in place: a state made in inference mode could not be updated outside it.
+        self.seen = self.seen.index_add(0, index_R, torch.ones_like(index_R))
+        for k in self.ks:
+            setattr(self, f"hits_top{k}", self._hits(k).index_add(0, index_R, (above_R < k).long()))
 
     def compute(self) -> dict[str, Tensor]:
         """``micro_top{k}``, ``macro_top{k}`` and the like for each K, and ``absent_classes``.
@@ -99,8 +101,8 @@ class TopKMetrics(Metric):
             few, many = self.class_counts < _FEW_BELOW, self.class_counts > _MANY_ABOVE
             groups |= {"few": occurs & few, "medium": occurs & ~few & ~many, "many": occurs & many}
         result = {}
-        for hits, (k, accuracy) in zip(self.hits, self.per_class().items(), strict=True):
-            result[f"micro_top{k}"] = hits.sum() / self.seen.sum()
+        for k, accuracy in self.per_class().items():
+            result[f"micro_top{k}"] = self._hits(k).sum() / self.seen.sum()
             for name, members in groups.items():
                 result[f"{name}_top{k}"] = accuracy[members].mean()
         result["absent_classes"] = (~occurs).sum()
@@ -108,4 +110,9 @@ class TopKMetrics(Metric):
 
     def per_class(self) -> dict[int, Tensor]:
         """For each K the ``(L,)`` accuracies of the classes; NaN for a class that did not occur."""
-        return {k: hits / self.seen for k, hits in zip(self.ks, self.hits, strict=True)}
+        return {k: self._hits(k) / self.seen for k in self.ks}
+
+    def _hits(self, k: int) -> Tensor:
+        """Images of each class that are correct at K."""
+        hits: Tensor = getattr(self, f"hits_top{k}")
+        return hits

@@ -5,17 +5,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
-from PIL import Image, UnidentifiedImageError
-from torch import Tensor
-from torchvision.transforms import v2
 
+from shortlist.data.image_files import SUFFIXES, evaluation_transform, read_image
 from shortlist.data.splits import Preprocess
 from shortlist.device import pick_device
 from shortlist.errors import ShortlistError
 from shortlist.models import build_model
 from shortlist.runs import RunFolder
 
-IMAGE_SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".gif", ".tif", ".tiff", ".webp"})
 _AT_ONCE = 64
 
 
@@ -26,10 +23,10 @@ class Suggestion:
 
 
 class Predictor:
-    """The best weights of a run, ready for new images.
+    """The best weights of a run, ready for new images, which it sees as the run's evaluation saw its own.
 
     Args:
-        run: Folder of a run with at least one epoch done.
+        run: A run with at least one epoch done.
         device: Where to compute.
     """
 
@@ -38,8 +35,8 @@ class Predictor:
             raise ShortlistError(f"{run.path} was trained on embeddings, not images: it cannot suggest for images")
         self.preprocess = Preprocess(**run.read_json("preprocess.json"))
         self.classes: list[str] = run.read_json("classes.json")["names"]
-        shape = (self.preprocess.channels, self.preprocess.crop, self.preprocess.crop)
         self.device = pick_device(device)
+        shape = (self.preprocess.channels, self.preprocess.crop, self.preprocess.crop)
         config = replace(run.config.model, pretrained=False)  # the run's own weights follow
         self.model = build_model(config, shape, len(self.classes)).to(self.device).eval()
         self.model.load_state_dict(run.load_best())
@@ -49,23 +46,13 @@ class Predictor:
         """For each image file its ``k`` best classes, the best first."""
         if not 1 <= k <= len(self.classes):
             raise ShortlistError(f"k must be in [1, {len(self.classes)}] for {len(self.classes)} classes, got {k}")
+        transform = evaluation_transform(self.preprocess)
         for start in range(0, len(paths), _AT_ONCE):
             chunk = paths[start : start + _AT_ONCE]
-            images = torch.stack([self._read(path) for path in chunk]).to(self.device)
-            top = self.model(self.preprocess.normalise(images)).float().topk(k)
+            images = torch.stack([transform(read_image(path, self.preprocess.channels)) for path in chunk])
+            top = self.model(self.preprocess.normalise(images.to(self.device))).float().topk(k)
             for path, classes, scores in zip(chunk, top.indices.tolist(), top.values.tolist(), strict=True):
                 yield path, [Suggestion(self.classes[c], score) for c, score in zip(classes, scores, strict=True)]
-
-    def _read(self, path: Path) -> Tensor:
-        """One image as the evaluation of the run saw its images: upright, resized, cut to the central square."""
-        try:
-            with Image.open(path) as file:
-                image = file.convert("RGB" if self.preprocess.channels == 3 else "L")
-        except (OSError, UnidentifiedImageError) as wrong:
-            raise ShortlistError(f"cannot read {path} as an image: {wrong}") from None
-        pixels = v2.functional.pil_to_tensor(image)
-        pixels = v2.functional.resize(pixels, [self.preprocess.resize], antialias=True)
-        return v2.functional.center_crop(pixels, [self.preprocess.crop])
 
 
 def image_files(paths: Sequence[Path]) -> list[Path]:
@@ -73,7 +60,7 @@ def image_files(paths: Sequence[Path]) -> list[Path]:
     found: list[Path] = []
     for path in paths:
         if path.is_dir():
-            below = sorted(each for each in path.rglob("*") if each.suffix.lower() in IMAGE_SUFFIXES)
+            below = sorted(each for each in path.rglob("*") if each.suffix.lower() in SUFFIXES)
             if not below:
                 raise ShortlistError(f"there is no image in {path}")
             found += below

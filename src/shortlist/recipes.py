@@ -44,11 +44,11 @@ def _add(name: str, text: str, recipe: Callable[[], RunConfig]) -> None:
     HELP[name] = text
 
 
-def glyphs(loss: LossConfig, *, epochs: int, lr: float, cosine: bool = False) -> RunConfig:
+def glyphs(loss: LossConfig, *, epochs: int, lr: float) -> RunConfig:
     """The built-in look-alike characters, long-tailed, with a network for two cores."""
     return RunConfig(
         data=DataConfig(name="glyphs", imbalance=50),
-        model=ModelConfig(name="glyphnet", head="cosine" if cosine else "linear"),
+        model=ModelConfig(name="glyphnet", head=_head(loss.name)),
         loss=loss,
         optim=OptimConfig(lr=lr, schedule="cosine", warmup_epochs=0.5, weight_decay=1e-4),
         train=TrainConfig(epochs=epochs, batch_size=64, ks=(1, 3, 5)),
@@ -134,6 +134,14 @@ def _register() -> None:
     focal = partial(LossConfig, name="focal")
     ldam = partial(LossConfig, name="ldam")
 
+    for name, loss, lr in (
+        ("cross_entropy", cross_entropy(k=5), 0.1),
+        ("ldam", ldam(k=5, max_margin=0.2, scale=30), 0.1),
+        ("smooth", smooth(k=5, tau=1.0), 0.5),
+        ("imbalanced", imbalanced(k=5, epsilon=0.05, max_margin=0.2, scale=50), 0.1),
+    ):
+        text = f"The demo's {name.replace('_', '-')} row: look-alike characters, long-tailed."
+        _add(f"demo_{name}", text, partial(glyphs, loss, epochs=8, lr=lr))
     _add("folder", "Your own images in one folder a class; pass --data.root.", folder)
     _add("embeddings", "A file of embeddings with labels (.npz or .safetensors); pass --data.root.", embeddings)
 

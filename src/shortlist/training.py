@@ -27,6 +27,7 @@ from shortlist.data.splits import Problem, mix_seed, training_plan
 from shortlist.errors import ShortlistError
 from shortlist.evaluation import Evaluation, evaluate
 from shortlist.models import build_model
+from shortlist.pictures import save_pictures
 from shortlist.progress import TrainingProgress
 from shortlist.runs import RunFolder, environment, file_digest, write_whole
 from shortlist.schedule import learning_rate
@@ -276,6 +277,7 @@ class Trainer:
         predictions = {"labels": test.labels, "suggestions": test.suggestions, "scores": test.scores}
         content = safetensors.torch.save(predictions)
         write_whole(self.folder.path / "test_predictions.safetensors", lambda file: file.write(content))
+        save_pictures(self.folder.path, self.problem.test, test.labels, test.suggestions)
         per_class = test.per_class_csv(self.problem).encode()
         write_whole(self.folder.path / "test_per_class.csv", lambda file: file.write(per_class))
         self.folder.write_json(

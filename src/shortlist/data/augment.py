@@ -84,7 +84,7 @@ def warp(
     right: Tensor,
     size: int | None = None,
 ) -> Tensor:
-    """Float images ``(N, C, H, W)``: each stretched, sheared, turned and shifted by its own numbers, zero beyond its edges.
+    """Float images ``(N, C, H, W)``, each stretched, sheared, turned and shifted by its own numbers; zero beyond edges.
 
     The shifts are shares of the side. With ``size`` the result has that side, and shows the same scene.
     """

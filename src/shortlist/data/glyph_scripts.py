@@ -54,15 +54,21 @@ _SYMBOLS = (
     "KELVIN SIGN",
 )
 
+_NUMERALS = ("ONE", "FIVE", "TEN", "FIFTY", "ONE HUNDRED", "FIVE HUNDRED", "ONE THOUSAND")
+
+
+def _codes(*names: str) -> tuple[range, ...]:
+    return tuple(range(code, code + 1) for code in map(ord, map(unicodedata.lookup, names)))
+
+
 _SCRIPTS: dict[str, tuple[range, ...]] = {
     "Latin": (range(0x41, 0x5B), range(0x61, 0x7B)),
-    "Greek": (range(0x391, 0x3CA), range(0x3F9, 0x3FA), range(0x3F2, 0x3F4)),
+    "Greek": (range(0x391, 0x3CA), range(0x3F2, 0x3F4), range(0x3F9, 0x3FA)),
     "Cyrillic": (range(0x400, 0x460), range(0x4AE, 0x4B0), range(0x4BA, 0x4BC), range(0x4C0, 0x4C1)),
     "Armenian": (range(0x531, 0x557), range(0x561, 0x587)),
     "Georgian": (range(0x10D0, 0x10F1),),
-    "Roman numerals": (range(0x2160, 0x2161), range(0x2164, 0x2165), range(0x2169, 0x216A), range(0x216C, 0x2171),
-                       range(0x2174, 0x2175), range(0x2179, 0x217A), range(0x217C, 0x2180)),
-    "Mathematical": tuple(range(ord(c), ord(c) + 1) for c in map(unicodedata.lookup, _SYMBOLS)),
+    "Roman numerals": _codes(*(f"{case}ROMAN NUMERAL {value}" for case in ("", "SMALL ") for value in _NUMERALS)),
+    "Mathematical": _codes(*_SYMBOLS),
 }
 
 
@@ -70,26 +76,38 @@ _SCRIPTS: dict[str, tuple[range, ...]] = {
 class Character:
     text: str
     script: str
-    fonts: tuple[Path, ...]
 
     @property
     def name(self) -> str:
+        """
+        Example:
+            >>> Character("A", "Latin").name
+            'LATIN CAPITAL LETTER A A'
+        """
         return f"{unicodedata.name(self.text)} {self.text}"
 
 
-@cache
 def characters() -> tuple[Character, ...]:
     """All classes, script by script, in the order of Unicode."""
+    return tuple(
+        Character(chr(code), script)
+        for script, ranges in _SCRIPTS.items()
+        for codes in ranges
+        for code in codes
+        if unicodedata.name(chr(code), "")  # the ranges have holes
+    )
+
+
+def fonts_with(character: Character) -> tuple[Path, ...]:
+    """The font files that can draw a character."""
+    return tuple(path for path, codes in _drawable().items() if ord(character.text) in codes)
+
+
+@cache
+def _drawable() -> dict[Path, frozenset[int]]:
     # Slow to import, and needed only when there is no cached copy of the images.
     from matplotlib import get_data_path
     from matplotlib.ft2font import FT2Font
 
     paths = [Path(get_data_path(), "fonts", "ttf", f"{font}.ttf") for font in FONTS]
-    drawable = {path: FT2Font(str(path)).get_charmap().keys() for path in paths}
-    found = []
-    for script, ranges in _SCRIPTS.items():
-        for code in (code for codes in ranges for code in codes):
-            if unicodedata.name(chr(code), ""):
-                fonts = tuple(path for path in paths if code in drawable[path])
-                found.append(Character(chr(code), script, fonts))
-    return tuple(found)
+    return {path: frozenset(FT2Font(str(path)).get_charmap()) for path in paths}

@@ -19,10 +19,7 @@ def size_profile(num_classes: int, imbalance: float, kind: str) -> Tensor:
         [1.0, 1.0, 0.1, 0.1]
     """
     rank = torch.arange(num_classes, dtype=torch.float64)
-    if kind == "step":
-        exponent = (rank >= num_classes // 2).double()
-    else:
-        exponent = rank / max(num_classes - 1, 1)
+    exponent = (rank >= num_classes // 2).double() if kind == "step" else rank / max(num_classes - 1, 1)
     return torch.as_tensor(imbalance, dtype=torch.float64) ** -exponent
 
 

@@ -1,8 +1,8 @@
 """Where data is kept, and how a file appears there: whole or not at all."""
 
 import os
+import secrets
 import sys
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -36,13 +36,13 @@ def user_cache() -> Path:
 def written_whole(path: Path) -> Iterator[BinaryIO]:
     """A file that takes its name only when the block has ended well; two processes may write it at once."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, partial = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".partial")
+    partial = path.with_name(f".{path.name}.{secrets.token_hex(8)}.partial")
     try:
-        with os.fdopen(handle, "wb") as file:
+        with partial.open("xb") as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
-        Path(partial).replace(path)
+        partial.replace(path)
     except BaseException:
-        Path(partial).unlink(missing_ok=True)
+        partial.unlink(missing_ok=True)
         raise

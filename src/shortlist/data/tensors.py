@@ -5,8 +5,10 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
+from shortlist.config import DataConfig
 from shortlist.data.augment import Augmentation
 from shortlist.data.splits import Preprocess, Split, uniform_for
+from shortlist.errors import ShortlistError
 
 
 class TensorSplit(Split):
@@ -46,7 +48,7 @@ class TensorSplit(Split):
             self._copies[device] = self.inputs.to(device), self.labels.to(device)
         all_inputs, all_labels = self._copies[device]
         # The whole plan travels at once: a copy for each batch would be a wait for each batch.
-        for indices in torch.cat(list(plan)).to(device).split([len(batch) for batch in plan]):
+        for indices in torch.split(torch.cat(list(plan)).to(device), [len(batch) for batch in plan]):
             yield self._prepared(all_inputs[indices], indices, augment_seed), all_labels[indices], indices
 
     def _prepared(self, inputs: Tensor, indices: Tensor, augment_seed: int | None) -> Tensor:
@@ -56,3 +58,11 @@ class TensorSplit(Split):
 
     def thumbnail(self, index: int) -> Tensor | None:
         return self.inputs[index] if self.preprocess is not None else None
+
+
+def refuse_other_size(config: DataConfig, side: int) -> None:
+    """Raise an error if images of a size other than their own are asked for; embeddings have side 0."""
+    if config.image_size not in (0, side):
+        raise ShortlistError(
+            f"data.image_size is for data read from files and must be 0 for {config.name}, got {config.image_size}"
+        )

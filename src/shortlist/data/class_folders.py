@@ -1,0 +1,113 @@
+"""Folders whose sub-folders are classes: which images are in them."""
+
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from shortlist.data.image_files import SUFFIXES
+from shortlist.data.stratify import some_of
+from shortlist.errors import ShortlistError
+
+
+@dataclass(frozen=True)
+class Listing:
+    """Image files, relative to the data's root, and their labels."""
+
+    files: Sequence[str]
+    labels: Tensor
+
+    def subset(self, indices: Tensor) -> "Listing":
+        return Listing([self.files[index] for index in indices.tolist()], self.labels[indices])
+
+
+@dataclass(frozen=True)
+class ClassFolders:
+    """What lies below one folder of classes."""
+
+    folder: Path
+    images: dict[str, list[str]]
+    """For each class folder its images, relative to the data's root, sorted."""
+    ignored: list[str] = field(default_factory=list)
+    """Files that are no images by their names."""
+
+    def listing(self, classes: Sequence[str]) -> Listing:
+        """All images, labelled by the place of their class folder among ``classes``."""
+        label_of = {name: label for label, name in enumerate(classes)}
+        unknown = sorted(name for name, images in self.images.items() if images and name not in label_of)
+        if unknown:
+            raise ShortlistError(
+                f"every class of {self.folder} must have a folder of the same name with training images; "
+                f"{len(unknown)} have none: {some_of(unknown)}"
+            )
+        pairs = [(file, label_of[name]) for name, files in self.images.items() for file in files]
+        return Listing([file for file, _ in pairs], torch.tensor([label for _, label in pairs], dtype=torch.int64))
+
+    def require_images(self) -> None:
+        """Raise an error unless there are at least two classes, each with an image."""
+        if len(self.images) < 2:
+            raise ShortlistError(
+                f"{self.folder} must hold a folder of images for each of at least two classes, got {len(self.images)}"
+            )
+        empty = sorted(name for name, images in self.images.items() if not images)
+        if empty:
+            raise ShortlistError(
+                f"every class folder of {self.folder} must hold images; {len(empty)} hold none: {some_of(empty)}"
+            )
+
+
+def scan_classes(root: Path, folder: Path) -> ClassFolders:
+    """Each folder inside ``folder`` is a class; its images may lie in folders of their own. Links are followed."""
+    images: dict[str, list[str]] = {}
+    ignored: list[str] = []
+    for entry in sorted(folder.iterdir()):
+        if entry.is_dir() and not _is_hidden(entry.name):
+            found = [file.relative_to(root).as_posix() for file in _files_below(entry)]
+            images[entry.name] = [file for file in found if _is_image(file)]
+            ignored += [file for file in found if not _is_image(file)]
+        elif not entry.is_dir() and _is_image(entry.name) and not _is_hidden(entry.name):
+            ignored.append(entry.relative_to(root).as_posix())  # an image of no class
+    return ClassFolders(folder, images, ignored)
+
+
+def has_class_folders(folder: Path) -> bool:
+    """Whether a folder holds folders, rather than images."""
+    entries = [entry for entry in folder.iterdir() if not _is_hidden(entry.name)]
+    return any(entry.is_dir() for entry in entries) and not any(_is_image(entry.name) for entry in entries)
+
+
+def natural_order(name: str) -> tuple[object, ...]:
+    """Key that sorts ``class2`` before ``class10``.
+
+    Example:
+        >>> sorted(["class10", "Class9", "class2"], key=natural_order)
+        ['class2', 'Class9', 'class10']
+    """
+    parts = re.split(r"(\d+)", name.casefold())
+    return (*(int(part) if odd % 2 else part for odd, part in enumerate(parts)), name)
+
+
+def _files_below(folder: Path) -> list[Path]:
+    found = []
+    visited = set()
+    for directory, folders, files in os.walk(folder, followlinks=True):
+        here = Path(directory)
+        if here.resolve() in visited:  # links may run in a circle
+            folders.clear()
+            continue
+        visited.add(here.resolve())
+        folders[:] = sorted(name for name in folders if not _is_hidden(name))
+        found += [here / name for name in files if not _is_hidden(name)]
+    return sorted(found)
+
+
+def _is_image(name: str) -> bool:
+    return Path(name).suffix.lower() in SUFFIXES
+
+
+def _is_hidden(name: str) -> bool:
+    return name.startswith(".") or name == "__MACOSX"

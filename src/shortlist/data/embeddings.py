@@ -1,0 +1,131 @@
+"""A file of embeddings with labels, ``.npz`` or ``.safetensors``, to train a last layer alone.
+
+Arrays: ``train_x`` (N, d) of floats and ``train_y`` (N,) of whole numbers from 0 (or ``x`` and ``y``); the same for
+``val_`` and ``test_`` if there are any, else they are taken from the training data, ``val_fraction`` of each class for
+each, and the row numbers noted in the run. Names of classes: an array of strings ``classes`` in an ``.npz``; the entry
+``classes`` of the metadata, a JSON list, in a ``.safetensors``.
+"""
+
+import json
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from shortlist.config import DataConfig
+from shortlist.data.altering import noisy, seeded, thinned
+from shortlist.data.splits import Problem
+from shortlist.data.stratify import hold_out, some_of
+from shortlist.data.tensors import TensorSplit, refuse_other_size
+from shortlist.errors import ShortlistError
+
+_PARTS = ("train", "val", "test")
+Rows = tuple[Tensor, Tensor]
+"""Embeddings ``(N, d)`` and labels ``(N,)``."""
+
+
+def load(config: DataConfig) -> Problem:
+    refuse_other_size(config, 0)
+    path = Path(config.root).expanduser()
+    arrays, names = read_file(path)
+    parts = {part: rows for part in _PARTS if (rows := _rows(path, arrays, part)) is not None}
+    if "train" not in parts:
+        raise ShortlistError(f"{path} must hold train_x and train_y, or x and y; it holds {some_of(sorted(arrays))}")
+    classes = names or [str(label) for label in range(int(parts["train"][1].max()) + 1)]
+    for part in parts:
+        _check_against_training(path, part, parts, classes)
+
+    facts: dict[str, Any] = {}
+    missing = [part for part in _PARTS if part not in parts]
+    if missing:
+        x, y = parts["train"]
+        held_out = hold_out(y, classes, config.val_fraction, len(missing), seeded(config, "validation"))
+        parts |= {part: (x[rows], y[rows]) for part, rows in zip(("train", *missing), held_out, strict=True)}
+        facts |= {f"{part}_indices": rows.tolist() for part, rows in zip(missing, held_out[1:], strict=True)}
+    x, y = parts["train"]
+    kept, thinning = thinned(y, len(classes), config)
+    labels, noise = noisy(y[kept], len(classes), config)
+    return Problem(
+        classes=tuple(classes),
+        train=TensorSplit(x[kept], labels),
+        val=TensorSplit(*parts["val"]),
+        test=TensorSplit(*parts["test"]),
+        input_shape=(x.shape[1],),
+        facts={**facts, **thinning, **noise},
+    )
+
+
+def read_file(path: Path) -> tuple[dict[str, Tensor], list[str]]:
+    """The arrays of a file, and its names of classes, if any. Nothing in the file is executed."""
+    if not path.is_file():
+        raise ShortlistError(f"data.root must be a file of embeddings, .npz or .safetensors, and {path} is none")
+    readers = {".npz": _read_npz, ".safetensors": _read_safetensors}
+    if path.suffix not in readers:
+        raise ShortlistError(f"a file of embeddings must end in .npz or .safetensors, got {path.name}")
+    try:
+        return readers[path.suffix](path)
+    except Exception as error:  # each format has its own exceptions for damage
+        raise ShortlistError(f"{path} cannot be read: {error}") from error
+
+
+def _read_npz(path: Path) -> tuple[dict[str, Tensor], list[str]]:
+    if not zipfile.is_zipfile(path):
+        raise ShortlistError("it is no .npz file, or not a whole one")
+    with np.load(path, allow_pickle=False) as file:
+        arrays = {name: file[name] for name in file.files if name != "classes"}
+        names = file["classes"].tolist() if "classes" in file.files else []
+    return {name: torch.from_numpy(array) for name, array in arrays.items()}, _checked_names(names)
+
+
+def _read_safetensors(path: Path) -> tuple[dict[str, Tensor], list[str]]:
+    from safetensors import safe_open
+
+    with safe_open(path, framework="pt") as file:
+        arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (it is no dictionary)
+        names = json.loads((file.metadata() or {}).get("classes", "[]"))
+    return arrays, _checked_names(names)
+
+
+def _checked_names(names: Any) -> list[str]:
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise ShortlistError("the names of its classes must be a list of strings")
+    return names
+
+
+def _rows(path: Path, arrays: dict[str, Tensor], part: str) -> Rows | None:
+    for x_name, y_name in ((f"{part}_x", f"{part}_y"), *([("x", "y")] if part == "train" else [])):
+        if (x_name in arrays) != (y_name in arrays):
+            raise ShortlistError(f"{path} must hold both {x_name} and {y_name}, or neither")
+        if x_name in arrays:
+            x, y = arrays[x_name], arrays[y_name]
+            if x.ndim != 2 or not x.is_floating_point() or 0 in x.shape:
+                raise ShortlistError(f"{x_name} of {path} must be (N, d) floats, got {tuple(x.shape)} of {x.dtype}")
+            if y.shape != x.shape[:1] or y.is_floating_point() or y.is_complex() or y.dtype == torch.bool:
+                raise ShortlistError(
+                    f"{y_name} of {path} must be ({len(x)},) whole numbers, got {tuple(y.shape)} of {y.dtype}"
+                )
+            if not bool(x.isfinite().all()):
+                row = int((~x.isfinite()).any(1).nonzero()[0])
+                raise ShortlistError(f"{x_name} of {path} must be finite, and row {row} is not")
+            return (x.float() if x.dtype == torch.float64 else x), y.long()
+    return None
+
+
+def _check_against_training(path: Path, part: str, parts: dict[str, Rows], classes: list[str]) -> None:
+    x, y = parts[part]
+    width = parts["train"][0].shape[1]
+    if x.shape[1] != width:
+        raise ShortlistError(f"{part}_x of {path} must have {width} columns as train_x has, got {x.shape[1]}")
+    low, high = int(y.min()), int(y.max())
+    if low < 0 or high >= len(classes):
+        raise ShortlistError(f"{part}_y of {path} must be in [0, {len(classes) - 1}], got {low if low < 0 else high}")
+    if part == "train":
+        empty = (torch.bincount(y, minlength=len(classes)) == 0).nonzero().flatten().tolist()
+        if empty:
+            raise ShortlistError(
+                f"every class of {path} must have training rows; {len(empty)} have none: "
+                + some_of([classes[label] for label in empty])
+            )

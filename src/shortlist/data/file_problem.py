@@ -1,0 +1,52 @@
+"""The common end of every data set of image files: hold out what is missing, alter the training images, make splits."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from shortlist.config import DataConfig
+from shortlist.data.altering import noisy, seeded, thinned
+from shortlist.data.class_folders import Listing
+from shortlist.data.files import FileSplit
+from shortlist.data.image_files import Transform, file_preprocess
+from shortlist.data.splits import Preprocess, Problem
+from shortlist.data.stratify import hold_out
+
+
+def file_problem(
+    config: DataConfig,
+    root: Path,
+    classes: Sequence[str],
+    given: dict[str, Listing],
+    training_transform: Callable[[Preprocess], Transform],
+) -> Problem:
+    """A problem out of the listings of ``train`` and, where the data has them, ``val`` and ``test``.
+
+    What is missing is taken from the training images, ``config.val_fraction`` of each class for each, and the files are
+    noted in the facts.
+    """
+    given = dict(given)
+    facts: dict[str, Any] = {}
+    missing = [part for part in ("val", "test") if part not in given]
+    if missing:
+        train = given["train"]
+        held_out = hold_out(train.labels, classes, config.val_fraction, len(missing), seeded(config, "validation"))
+        for part, indices in zip(("train", *missing), held_out, strict=True):
+            given[part] = train.subset(indices)
+        facts |= {f"{part}_files": list(given[part].files) for part in missing}
+
+    kept, thinning = thinned(given["train"].labels, len(classes), config)
+    train = given["train"].subset(kept)
+    train_labels, noise = noisy(train.labels, len(classes), config)
+    preprocess = file_preprocess(config.image_size)
+    transform = training_transform(preprocess) if config.augment == "auto" else None
+    val, test = given["val"], given["test"]
+    return Problem(
+        classes=tuple(classes),
+        train=FileSplit(root, train.files, train_labels, preprocess, config, transform),
+        val=FileSplit(root, val.files, val.labels, preprocess, config),
+        test=FileSplit(root, test.files, test.labels, preprocess, config),
+        input_shape=(3, preprocess.crop, preprocess.crop),
+        preprocess=preprocess,
+        facts={**facts, **thinning, **noise},
+    )

@@ -1,0 +1,55 @@
+"""Your own images: ``root/<class>/<image>``, or ``root/train/<class>/<image>`` with ``val`` and ``test`` if you like.
+
+What is missing of validation and test is taken from the training images, ``val_fraction`` of each class for each,
+drawn by the configuration's seed and noted in the run. Classes are numbered in the natural order of their names.
+"""
+
+from pathlib import Path
+
+from shortlist.config import DataConfig
+from shortlist.data.class_folders import has_class_folders, natural_order, scan_classes
+from shortlist.data.file_problem import file_problem
+from shortlist.data.image_files import random_resized_crop_and_flip
+from shortlist.data.splits import Problem
+from shortlist.data.stratify import some_of
+from shortlist.errors import ShortlistError
+
+_SPLIT_FOLDERS = {
+    "train": ("train", "training"),
+    "val": ("val", "valid", "validation"),
+    "test": ("test", "testing"),
+}
+
+
+def load(config: DataConfig) -> Problem:
+    if not config.root:
+        raise ShortlistError("data.root must name the folder of your images, got ''")
+    root = Path(config.root).expanduser()
+    if not root.is_dir():
+        raise ShortlistError(f"data.root must be a folder of images, and {root} is none")
+    scanned = {part: scan_classes(root, folder) for part, folder in split_folders(root).items()}
+    scanned["train"].require_images()
+    classes = sorted(scanned["train"].images, key=natural_order)
+    listings = {part: folders.listing(classes) for part, folders in scanned.items()}
+    for part, listing in listings.items():
+        if not listing.files:
+            raise ShortlistError(f"{scanned[part].folder} must hold images in folders of classes, and holds none")
+    problem = file_problem(config, root, classes, listings, random_resized_crop_and_flip)
+    ignored = [file for folders in scanned.values() for file in folders.ignored]
+    if ignored:
+        problem.facts["ignored_files"] = f"{len(ignored)}: {some_of(ignored)}"
+    return problem
+
+
+def split_folders(root: Path) -> dict[str, Path]:
+    """The folders of classes: one each for train, val and test where ``root`` has them, else ``root`` itself.
+
+    A folder ``train`` counts as a split if it holds folders and no images; else it is a class, of trains.
+    """
+    found = {
+        part: root / name
+        for part, names in _SPLIT_FOLDERS.items()
+        for name in names
+        if (root / name).is_dir() and has_class_folders(root / name)
+    }
+    return found if "train" in found else {"train": root}

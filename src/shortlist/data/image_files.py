@@ -1,0 +1,88 @@
+"""One image file: finding it, reading it whatever its format, and cutting it to what a network sees."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+from PIL import Image, ImageOps
+from torch import Tensor
+from torchvision.transforms import v2
+
+from shortlist.data.splits import Preprocess
+from shortlist.errors import ShortlistError
+
+SUFFIXES = frozenset(
+    {".bmp", ".gif", ".jfif", ".jpeg", ".jpg", ".pbm", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"}
+)
+
+_LARGEST_ASPECT = 20
+_IMAGENET_MEAN = (0.485, 0.456, 0.406)
+_IMAGENET_STD = (0.229, 0.224, 0.225)
+
+Transform = Callable[[Image.Image], Tensor]
+"""An image to the ``(C, crop, crop)`` uint8 tensor that, normalised, is the network's input."""
+
+
+def read_image(path: str | Path, channels: int) -> Image.Image:
+    """The image upright, in grey (1 channel) or RGB (3); transparent parts become white.
+
+    Raises ``ShortlistError`` naming the file if it cannot be read.
+    """
+    try:
+        with Image.open(path) as file:
+            image = ImageOps.exif_transpose(file)
+            return _eight_bit(image).convert("L" if channels == 1 else "RGB")
+    except Exception as error:  # decoders fail on broken files in every way there is
+        raise ShortlistError(f"{path} cannot be read as an image: {error}") from error
+
+
+def _eight_bit(image: Image.Image) -> Image.Image:
+    if image.mode.startswith("I"):  # 16 bits of grey, which Pillow would cut off at 255
+        return Image.fromarray((np.asarray(image).clip(0, 65535) // 257).astype(np.uint8))
+    if image.mode == "F":
+        raise ShortlistError("its pixels are floating-point numbers, of which nobody knows the range")
+    if image.has_transparency_data:
+        image = image.convert("RGBA")
+        return Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
+    return image
+
+
+def file_preprocess(image_size: int) -> Preprocess:
+    """As usual for photographs: 224 of 256 pixels, or the same share of another size, in ImageNet's colours.
+
+    Example:
+        >>> file_preprocess(112).resize
+        128
+    """
+    crop = image_size or 224
+    return Preprocess(channels=3, resize=round(crop * 256 / 224), crop=crop, mean=_IMAGENET_MEAN, std=_IMAGENET_STD)
+
+
+def evaluation_transform(preprocess: Preprocess) -> Transform:
+    """Resize the shorter side and cut out the central square."""
+    return _pipeline(v2.Resize(preprocess.resize), v2.CenterCrop(preprocess.crop))
+
+
+def random_crop(preprocess: Preprocess) -> Transform:
+    """Resize the shorter side and cut out a square at random, with no flip: the paper's way with Pl@ntNet-300K."""
+    return _pipeline(v2.Resize(preprocess.resize), v2.RandomCrop(preprocess.crop, pad_if_needed=True))
+
+
+def random_resized_crop_and_flip(preprocess: Preprocess) -> Transform:
+    """Cut out a part of random size and shape, and flip every other image: the usual for ImageNet."""
+    return _pipeline(v2.RandomResizedCrop(preprocess.crop), v2.RandomHorizontalFlip())
+
+
+def _pipeline(*steps: v2.Transform) -> Transform:
+    transform: Transform = v2.Compose([_not_too_thin, *steps, v2.PILToTensor()])
+    return transform
+
+
+def _not_too_thin(image: Image.Image) -> Image.Image:
+    """The middle of a very thin image: with its short side resized, the long one might not fit into memory."""
+    longest = _LARGEST_ASPECT * min(image.size)
+    if max(image.size) <= longest:
+        return image
+    width, height = (min(side, longest) for side in image.size)
+    left, top = (image.width - width) // 2, (image.height - height) // 2
+    return image.crop((left, top, left + width, top + height))

@@ -1,0 +1,47 @@
+"""The demo: four losses on the built-in look-alike characters, a table, and a page to open."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from rich.table import Table
+
+from shortlist import recipes
+from shortlist.report import write_report
+from shortlist.runs import RunFolder
+from shortlist.training import train
+
+DEMO_RECIPES = ("demo_cross_entropy", "demo_ldam", "demo_smooth", "demo_imbalanced")
+
+
+def run_demo(out: Path, say: Callable[[str], None]) -> tuple[Table, Path]:
+    """Train what is not yet trained, and sum it up.
+
+    Returns:
+        The table, and the page.
+    """
+    runs = []
+    for name in DEMO_RECIPES:
+        run = RunFolder(out / name)
+        if run.finished:
+            say(f"{run.path} has finished before")
+        else:
+            say(f"{name}: {recipes.HELP[name]}")
+            run = train(recipes.build(name), folder=run.path, resume=True)
+        runs.append(run)
+    return results_table(runs), write_report(runs, out / "report.html")
+
+
+def results_table(runs: Sequence[RunFolder]) -> Table:
+    """Test accuracy of finished runs, in percent."""
+    table = Table("loss", box=None, pad_edge=False)
+    config = runs[0].config
+    k = config.loss.k
+    columns = [f"micro_top{each}" for each in config.train.ks] + [f"macro_top{each}" for each in config.train.ks]
+    columns += [f"{group}_top{k}" for group in ("few", "medium", "many")]
+    for name in (*columns, "seconds"):
+        table.add_column(name.replace("_", " "), justify="right")
+    for run in runs:
+        result = run.read_json("final.json")
+        values = ("-" if result["test"][name] is None else f"{100 * result['test'][name]:.1f}" for name in columns)
+        table.add_row(run.config.loss.name, *values, f"{result['train_seconds']:.0f}")
+    return table

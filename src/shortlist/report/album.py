@@ -1,0 +1,46 @@
+"""The pictures that runs on the same data have saved."""
+
+import base64
+from dataclasses import dataclass
+from pathlib import Path
+
+from shortlist.pictures import FOLDER
+from shortlist.report.gather import Run
+from shortlist.report.markup import Html, element
+
+
+@dataclass(frozen=True)
+class _Picture:
+    path: Path
+    label: int
+    first_suggestion: int
+
+
+class Album:
+    """Pictures by the number of the test image and by what a run made of it."""
+
+    def __init__(self, runs: list[Run]) -> None:
+        self._pictures: list[_Picture] = []
+        self._by_index: dict[int, Path] = {}
+        for run in runs:
+            for path in sorted((run.folder.path / FOLDER).glob("*.png")):
+                index = int(path.stem)
+                if run.predictions and index < len(run.predictions.labels):
+                    self._by_index.setdefault(index, path)
+                    label, first = run.predictions.labels[index], run.predictions.suggestions[index, 0]
+                    self._pictures.append(_Picture(path, int(label), int(first)))
+
+    def image(self, index: int, name: str) -> Html | None:
+        """The test image of this number."""
+        return _embedded(self._by_index[index], name) if index in self._by_index else None
+
+    def of_class(self, label: int, suggested: int, name: str) -> Html:
+        """An image of the class, if possible one with this first suggestion; an empty frame if there is none."""
+        of_class = [picture for picture in self._pictures if picture.label == label]
+        best = sorted(of_class, key=lambda picture: picture.first_suggestion != suggested)
+        return _embedded(best[0].path, name) if best else element("span", class_="picture missing")
+
+
+def _embedded(path: Path, name: str) -> Html:
+    content = base64.b64encode(path.read_bytes()).decode()
+    return element("img", src=f"data:image/png;base64,{content}", alt=name, class_="picture")

@@ -1,0 +1,229 @@
+"""From run folders to what is compared: runs on the same data, those that differ by the seed alone taken together."""
+
+import csv
+import json
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import safetensors
+import safetensors.torch
+import torch
+from torch import Tensor
+
+from shortlist.config import DataConfig, RunConfig
+from shortlist.errors import ShortlistError
+from shortlist.report.names import short_labels
+from shortlist.report.summary import Summary, summarise
+from shortlist.runs import RunFolder
+
+_SIDE_BY_SIDE = 4
+_SUGGESTIONS = 5
+
+
+@dataclass(frozen=True, eq=False)
+class Predictions:
+    """What a run suggests for each test image."""
+
+    labels: Tensor
+    """``(N,)``, -1 for an image that could not be read."""
+    suggestions: Tensor
+    """``(N, S)``, the best first."""
+
+
+@dataclass(frozen=True, eq=False)
+class ClassAccuracy:
+    """How a run does on each class."""
+
+    train_images: Tensor
+    """``(L,)``."""
+    by_k: dict[int, Tensor]
+    """For each K ``(L,)`` accuracies, NaN for a class without test images."""
+
+
+@dataclass(frozen=True, eq=False)
+class Run:
+    """One folder, read. What a run has not written, or somebody has deleted, is None or empty."""
+
+    folder: RunFolder
+    config: RunConfig
+    classes: dict[str, Any] | None
+    environment: dict[str, Any]
+    epochs: list[dict[str, Any]]
+    final: dict[str, Any] | None
+    """None: the run has not finished."""
+    predictions: Predictions | None
+    class_accuracy: ClassAccuracy | None
+
+
+@dataclass(frozen=True, eq=False)
+class Setup:
+    """Runs that share all settings but the seed."""
+
+    label: str
+    style: int
+    """Number that picks its colour, marker and dashes wherever it is shown."""
+    config: RunConfig
+    finished: list[Run] = field(default_factory=list)
+    unfinished: list[Run] = field(default_factory=list)
+
+    @property
+    def has_predictions(self) -> bool:
+        return any(run.predictions for run in self.finished)
+
+    def test_metric(self, name: str) -> Summary | None:
+        """Over its finished runs; None where the metric is undefined."""
+        return summarise([run.final["test"].get(name) for run in self.finished if run.final])
+
+
+@dataclass(frozen=True, eq=False)
+class Comparison:
+    """Set-ups on the same data."""
+
+    data: DataConfig
+    class_names: list[str]
+    train_images: list[int]
+    setups: list[Setup]
+
+    @property
+    def finished(self) -> list[Setup]:
+        """Set-ups that have results."""
+        return [setup for setup in self.setups if setup.finished]
+
+    @property
+    def runs(self) -> list[Run]:
+        """Finished runs, in the order of their set-ups."""
+        return [run for setup in self.setups for run in setup.finished]
+
+    @property
+    def ks(self) -> list[int]:
+        """Every K at which all finished runs were measured."""
+        measured = [_ks_of(run.final["test"]) for run in self.runs if run.final]
+        return sorted(set.intersection(*measured)) if measured else []
+
+    @property
+    def main_k(self) -> int | None:
+        """The K to look at first: the one that all losses were meant for, or else the largest in common."""
+        meant = {setup.config.loss.k for setup in self.finished}
+        if len(meant) == 1 and meant <= set(self.ks):
+            return meant.pop()
+        return self.ks[-1] if self.ks else None
+
+    @property
+    def suggestions_shown(self) -> int:
+        """How many suggestions of an image a reader gets to see."""
+        return self.main_k or _SUGGESTIONS
+
+    @property
+    def leading(self) -> list[Setup]:
+        """As many set-ups as can be read side by side: those with the highest macro accuracy, in their own order."""
+        chosen = {setup.style for setup in self.ranking[:_SIDE_BY_SIDE]}
+        return [setup for setup in self.finished if setup.style in chosen]
+
+    @property
+    def ranking(self) -> list[Setup]:
+        """Finished set-ups, the one with the highest macro accuracy at the main K first."""
+        return sorted(self.finished, key=self._macro, reverse=True)
+
+    def _macro(self, setup: Setup) -> float:
+        summary = setup.test_metric(f"macro_top{self.main_k}")
+        return summary.mean if summary else 0.0
+
+    def class_name(self, label: int) -> str:
+        return self.class_names[label].strip() or f"class {label}"
+
+
+def gather(runs: list[RunFolder]) -> list[Comparison]:
+    """The runs, sorted into comparisons; data sets, set-ups and runs keep the order in which they are given."""
+    if not runs:
+        raise ShortlistError("there is no run to report on")
+    on_same_data: dict[tuple[DataConfig, str], list[Run]] = {}
+    # A run killed very early has not written its classes: it joins the others on the data of its configuration.
+    for run in sorted((_read(folder) for folder in runs), key=lambda run: run.classes is None):
+        key = _data_key(run)
+        if run.classes is None:
+            key = next((other for other in on_same_data if other[0] == key[0]), key)
+        on_same_data.setdefault(key, []).append(run)
+    return [_compare(members) for members in on_same_data.values()]
+
+
+def _compare(runs: list[Run]) -> Comparison:
+    by_key: dict[str, list[Run]] = {}
+    for run in runs:
+        by_key.setdefault(run.config.key(), []).append(run)
+    labels = short_labels([members[0].config for members in by_key.values()])
+    setups = []
+    for style, (label, members) in enumerate(zip(labels, by_key.values(), strict=True)):
+        by_seed = sorted(members, key=lambda run: run.config.seed)
+        setups.append(
+            Setup(
+                label,
+                style,
+                members[0].config,
+                finished=[run for run in by_seed if run.final is not None],
+                unfinished=[run for run in by_seed if run.final is None],
+            )
+        )
+    classes = runs[0].classes or {"names": [], "train_images": []}
+    return Comparison(runs[0].config.data, classes["names"], classes["train_images"], setups)
+
+
+def _data_key(run: Run) -> tuple[DataConfig, str]:
+    """The same for runs on the same data, however and from wherever they read it."""
+    usual = DataConfig()
+    data = replace(
+        run.config.data,
+        root=usual.root,
+        augment=usual.augment,
+        image_size=usual.image_size,
+        on_bad_image=usual.on_bad_image,
+        workers=usual.workers,
+    )
+    return data, json.dumps(run.classes and [run.classes["names"], run.classes["train_images"]])
+
+
+def _ks_of(metrics: dict[str, Any]) -> set[int]:
+    return {int(name.removeprefix("micro_top")) for name in metrics if name.startswith("micro_top")}
+
+
+def _read(folder: RunFolder) -> Run:
+    finished = folder.finished
+    return Run(
+        folder=folder,
+        config=folder.config,
+        classes=_json_if_there(folder, "classes.json"),
+        environment=_json_if_there(folder, "environment.json") or {},
+        epochs=folder.metrics(),
+        final=folder.read_json("final.json") if finished else None,
+        predictions=_predictions(folder.path / "test_predictions.safetensors") if finished else None,
+        class_accuracy=_class_accuracy(folder.path / "test_per_class.csv") if finished else None,
+    )
+
+
+def _json_if_there(folder: RunFolder, name: str) -> dict[str, Any] | None:
+    return folder.read_json(name) if (folder.path / name).is_file() else None
+
+
+def _predictions(path: Path) -> Predictions | None:
+    if not path.is_file():
+        return None
+    try:
+        tensors = safetensors.torch.load_file(path)
+        return Predictions(tensors["labels"], tensors["suggestions"])
+    except (safetensors.SafetensorError, KeyError) as wrong:
+        raise ShortlistError(f"{path} is damaged: {wrong}") from None
+
+
+def _class_accuracy(path: Path) -> ClassAccuracy | None:
+    if not path.is_file():
+        return None
+    with path.open(newline="", encoding="utf-8") as file:
+        lines = list(csv.DictReader(file))
+    try:
+        ks = [int(name.removeprefix("top")) for name in lines[0] if name.startswith("top")]
+        return ClassAccuracy(
+            torch.tensor([int(line["train_images"]) for line in lines]),
+            {k: torch.tensor([float(line[f"top{k}"] or "nan") for line in lines], dtype=torch.float64) for k in ks},
+        )
+    except (KeyError, IndexError, ValueError, TypeError) as wrong:
+        raise ShortlistError(f"{path} is damaged: {wrong!r}") from None

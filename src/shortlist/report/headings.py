@@ -1,0 +1,72 @@
+"""What a comparison is about, in words."""
+
+from pathlib import Path
+
+from shortlist.config import DataConfig
+from shortlist.report.formats import counted, percent_spread
+from shortlist.report.gather import Comparison
+from shortlist.report.markup import Html, element, joined
+
+_OWN_DATA = ("folder", "embeddings")
+_NUMBERS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
+
+
+def page_title(comparisons: list[Comparison]) -> str:
+    """Which data, and what is compared."""
+    if len(comparisons) > 1:
+        return f"Runs on {_listed(list(dict.fromkeys(data_name(each.data) for each in comparisons)))}"
+    what = subject(comparisons[0])
+    return f"{what[0].upper()}{what[1:]} on {data_name(comparisons[0].data)}"
+
+
+def data_name(data: DataConfig) -> str:
+    """The data's own name, or that of its folder or file."""
+    return Path(data.root).name or data.name if data.name in _OWN_DATA else data.name
+
+
+def subject(comparison: Comparison) -> str:
+    """What is compared: losses, or set-ups where some share a loss."""
+    setups = comparison.setups
+    if len(setups) == 1:
+        return setups[0].label
+    losses = {setup.config.loss.name for setup in setups}
+    return f"{_in_words(len(setups))} {'losses' if len(losses) == len(setups) else 'set-ups'}"
+
+
+def data_facts(comparison: Comparison) -> str:
+    """How large the data is and what was done to it."""
+    data, sizes = comparison.data, comparison.train_images
+    facts = []
+    if sizes:
+        smallest, largest = min(sizes), max(sizes)
+        each = f"{smallest:,}" if smallest == largest else f"{smallest:,} to {largest:,}"
+        facts.append(f"{counted(len(sizes), 'class', 'classes')} of {each} training images, {sum(sizes):,} in all")
+    tested = next((len(run.predictions.labels) for run in comparison.runs if run.predictions), None)
+    if tested is not None:
+        facts.append(counted(tested, "test image"))
+    if data.imbalance != 1:
+        facts.append(f"{data.imbalance_kind} imbalance {data.imbalance:g}")
+    if data.label_noise:
+        facts.append(f"label noise {data.label_noise:g} within {data.noise_groups} groups")
+    finished, unfinished = len(comparison.runs), sum(len(setup.unfinished) for setup in comparison.setups)
+    facts.append(f"{counted(finished, 'finished run')}" + (f", {unfinished} unfinished" if unfinished else ""))
+    return "; ".join(facts) + "."
+
+
+def outcome(comparison: Comparison) -> Html | None:
+    """Which set-up leads, in one sentence; None where there is nothing to compare."""
+    k, ranking = comparison.main_k, comparison.ranking
+    scores = [setup.test_metric(f"macro_top{k}") for setup in ranking]
+    if len(ranking) < 2 or k is None or scores[0] is None or scores[1] is None:
+        return None
+    best = element("strong", f"{ranking[0].label}, {percent_spread(scores[0])}\u202f%")
+    second = f"; next {ranking[1].label}, {percent_spread(scores[1])}\u202f%."
+    return joined([f"Highest macro top-{k} accuracy: ", best, second])
+
+
+def _in_words(number: int) -> str:
+    return _NUMBERS[number] if number < len(_NUMBERS) else f"{number:,}"
+
+
+def _listed(names: list[str]) -> str:
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"

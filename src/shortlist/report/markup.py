@@ -1,0 +1,48 @@
+"""HTML that cannot be broken by what is put into it: text is escaped unless it is known to be HTML already."""
+
+import html
+import re
+from collections.abc import Iterable
+
+_VOID = {"img", "meta", "link"}
+# Characters that HTML forbids, even escaped: controls, halves of surrogate pairs, noncharacters.
+_FORBIDDEN = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff\ufdd0-\ufdef\ufffe\uffff]")
+
+
+class Html(str):
+    """Text that is HTML already."""
+
+    __slots__ = ()
+
+
+def element(name: str, /, *children: str, **attributes: str | float | None) -> Html:
+    """An element; children that are plain text are escaped.
+
+    Attribute names end in ``_`` where Python reserves the word, and have ``_`` for ``-``; None leaves one out.
+
+    Example:
+        >>> element("p", "a < b", element("b", "!"), class_="note", aria_label='"x"')
+        '<p class="note" aria-label="&quot;x&quot;">a &lt; b<b>!</b></p>'
+    """
+    opening = name
+    for key, value in attributes.items():
+        if value is not None:
+            opening += f' {key.rstrip("_").replace("_", "-")}="{escaped(str(value))}"'
+    if name in _VOID:
+        return Html(f"<{opening}>")
+    return Html(f"<{opening}>{joined(children)}</{name}>")
+
+
+def joined(parts: Iterable[str], separator: str = "") -> Html:
+    """Parts one after another, each escaped if it is plain text."""
+    return Html(escaped(separator).join(part if isinstance(part, Html) else escaped(part) for part in parts))
+
+
+def escaped(text: str) -> str:
+    """For use as text or inside a quoted attribute."""
+    return html.escape(_FORBIDDEN.sub("\ufffd", text))
+
+
+def name_of_class(name: str) -> Html:
+    """A class name, kept from turning the direction of the text around it."""
+    return element("bdi", name)

@@ -1,0 +1,47 @@
+"""Where the numbers come from: every setting, every folder, every machine."""
+
+from shortlist.report.charts import key
+from shortlist.report.formats import ABSENT
+from shortlist.report.gather import Comparison, Run
+from shortlist.report.markup import Html, element
+from shortlist.report.names import settings, shown, varied_settings
+from shortlist.report.tables import plain_table, scrolling
+
+
+def settings_table(comparison: Comparison) -> Html:
+    """All settings of all set-ups, those that differ first and marked."""
+    configs = [setup.config for setup in comparison.setups]
+    varied = varied_settings(configs)
+    flat = [settings(config) for config in configs]
+    rows = [
+        element(
+            "tr",
+            element("th", element("code", name), scope="row"),
+            *(element("td", shown(values[name])) for values in flat),
+            class_="varied" if name in varied else None,
+        )
+        for name in sorted(flat[0], key=lambda name: name not in varied)
+    ]
+    names = (element("th", key(setup.label, setup.style), scope="col") for setup in comparison.setups)
+    head = element("tr", element("th", "setting", scope="col"), *names)
+    return scrolling("Settings", element("table", element("thead", head), element("tbody", *rows)))
+
+
+def origins_table(comparison: Comparison) -> Html:
+    """Each run's folder, seed, machine and versions."""
+    runs = [run for setup in comparison.setups for run in (*setup.finished, *setup.unfinished)]
+    columns = ("folder", "seed", "state", "started", "device", "torch", "commit")
+    return plain_table(
+        "Folders and machines", columns, ((str(run.folder.path), [str(run.config.seed), *_origin(run)]) for run in runs)
+    )
+
+
+def _origin(run: Run) -> list[str]:
+    found = run.environment
+    commit = str(found.get("commit") or ABSENT)[:10] + (" with changes" if found.get("dirty") else "")
+    versions = found.get("versions", {})
+    started = str(found.get("started", ABSENT)).replace("T", " ")
+    device = str(found.get("device", ABSENT))
+    if found.get("world_size", 1) > 1:
+        device = f"{device}, {found['world_size']} processes"
+    return ["unfinished" if run.final is None else "finished", started, device, versions.get("torch", ABSENT), commit]

@@ -1,0 +1,128 @@
+"""Run folders as training leaves them, without the training: scores are drawn at random, all after them is real."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import safetensors.torch
+import torch
+from torch import Tensor, nn
+
+from shortlist.config import DataConfig, LossConfig, LossName, ModelConfig, RunConfig, TrainConfig
+from shortlist.data.splits import Problem, Split, mix_seed
+from shortlist.evaluation import Evaluation, evaluate
+from shortlist.pictures import save_pictures
+from shortlist.runs import RunFolder, environment, write_whole
+
+_LOOK_ALIKES = 3
+
+
+def one_colour(label: int) -> Tensor:
+    """A picture that tells its class."""
+    return torch.tensor([label * 37 % 256, label * 11 % 256, 128], dtype=torch.uint8).view(3, 1, 1).expand(3, 40, 30)
+
+
+class ScoredSplit(Split):
+    """Test inputs that are their own scores."""
+
+    def __init__(self, scores: Tensor, labels: Tensor, picture: Callable[[int], Tensor] | None = one_colour) -> None:
+        self.scores, self.labels, self.picture = scores, labels, picture
+
+    def batches(
+        self, plan: Sequence[Tensor], device: torch.device, augment_seed: int | None = None
+    ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        for indices in plan:
+            yield self.scores[indices], self.labels[indices], indices
+
+    def thumbnail(self, index: int) -> Tensor | None:
+        return self.picture(int(self.labels[index])) if self.picture else None
+
+
+@dataclass(frozen=True)
+class World:
+    """What the runs are about: classes, most of them rare, that look alike in threes."""
+
+    names: tuple[str, ...]
+    train_images: tuple[int, ...]
+    images_of_class: int = 6
+    picture: Callable[[int], Tensor] | None = one_colour
+    data: DataConfig = DataConfig(imbalance=50)
+
+    def scores(self, skill: float, seed: int) -> tuple[Tensor, Tensor]:
+        labels = torch.arange(len(self.names)).repeat(self.images_of_class)
+        noise = torch.randn(len(labels), len(self.names), generator=torch.Generator().manual_seed(seed))
+        alike = labels.unsqueeze(1) // _LOOK_ALIKES == torch.arange(len(self.names)) // _LOOK_ALIKES
+        known = torch.tensor(self.train_images)[labels].add(1).log2()
+        own = nn.functional.one_hot(labels, len(self.names))
+        return noise + alike * 2.5 + own * (skill * known / 8).unsqueeze(1), labels
+
+
+def small_world(*names: str, picture: Callable[[int], Tensor] | None = one_colour) -> World:
+    """Thirty classes, the first ones with the given names."""
+    sizes = tuple(round(300 * 0.85**place) for place in range(30))
+    return World((*names, *(f"class {place}" for place in range(len(names), 30))), sizes, picture=picture)
+
+
+def make_run(
+    path: Path,
+    world: World,
+    loss: LossConfig | LossName,
+    seed: int = 0,
+    *,
+    skill: float = 1.0,
+    finished: bool = True,
+    epochs: int = 6,
+    train: TrainConfig | None = None,
+) -> RunFolder:
+    """Write a run's folder file by file, in the order of training; one that is not finished ends after two epochs."""
+    config = RunConfig(
+        seed=seed,
+        data=world.data,
+        model=ModelConfig(name="none" if world.data.name == "embeddings" else "glyphnet"),
+        loss=loss if isinstance(loss, LossConfig) else LossConfig(name=loss),
+        train=train or TrainConfig(epochs=epochs),
+    )
+    run = RunFolder(path)
+    with run.claim(config, resume=False):
+        run.write_json("environment.json", environment("cpu", 1))
+        run.write_json("classes.json", {"names": world.names, "train_images": world.train_images})
+        run.restart_metrics(0)
+        for epoch in range(config.train.epochs if finished else 2):
+            validation = _evaluated(world, config, skill * (epoch + 1) / config.train.epochs, mix_seed(seed, epoch))
+            line = {"epoch": epoch, "train_loss": 5.0 / (epoch + 1 + skill), "train_seconds": 2.0 * (epoch + 1)}
+            run.append_metrics(line | {f"val_{name}": value for name, value in validation[0].metrics.items()})
+        if finished:
+            _finish(run, config, world, skill)
+    return run
+
+
+def _finish(run: RunFolder, config: RunConfig, world: World, skill: float) -> None:
+    test, problem = _evaluated(world, config, skill, mix_seed(config.seed))
+    save_pictures(run.path, problem.test, test.labels, test.suggestions)
+    predictions = {"labels": test.labels, "suggestions": test.suggestions, "scores": test.scores}
+    content = safetensors.torch.save(predictions)
+    write_whole(run.path / "test_predictions.safetensors", lambda file: file.write(content))
+    per_class = test.per_class_csv(problem).encode()
+    write_whole(run.path / "test_per_class.csv", lambda file: file.write(per_class))
+    run.write_json(
+        "final.json",
+        {
+            "best_epoch": config.train.epochs - 2,
+            "select": config.select_metric,
+            "val": test.metrics,
+            "test": test.metrics,
+            "train_seconds": 10 * skill + config.seed,
+            "skipped_images": 0,
+            "best_sha256": "",
+        },
+    )
+
+
+def _evaluated(world: World, config: RunConfig, skill: float, seed: int) -> tuple[Evaluation, Problem]:
+    scores, labels = world.scores(skill, seed)
+    test = ScoredSplit(scores, labels, world.picture)
+    train = ScoredSplit(scores, torch.arange(len(world.names)).repeat_interleave(torch.tensor(world.train_images)))
+    problem = Problem(world.names, train, test, test, (len(world.names),))
+    return evaluate(
+        nn.Identity(), problem, test, config.all_ks, device=torch.device("cpu"), batch_size=len(labels)
+    ), problem
