@@ -1,10 +1,14 @@
 """Set-up for all tests: seeds, Hypothesis profile, and the names that doctests may use."""
 
 import math
+import os
 
 import pytest
 import torch
 from hypothesis import settings
+
+if "PYTEST_XDIST_WORKER" in os.environ:  # the workers fill the cores; threads of each would fight over them
+    torch.set_num_threads(1)
 
 # The same examples every time: a test that fails once fails again. No deadline: time is not what tests judge.
 settings.register_profile("repeatable", derandomize=True, deadline=None)

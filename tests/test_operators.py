@@ -103,8 +103,8 @@ def problems(draw: st.DrawFn) -> Problem:
     layout = draw(st.sampled_from(LAYOUTS))
     dtype = draw(st.sampled_from(FLOAT_TYPES))
     generator = torch.Generator().manual_seed(draw(st.integers(0, 2**32)))
-    # Whole numbers below 256 are exact in every dtype, so that distinct scores stay distinct.
     dim = draw(st.integers(0, len(shape) - 1))
+    # Small whole numbers are exact in every dtype, so that distinct scores stay distinct.
     ranks = torch.rand(*shape, generator=generator).argsort(dim)
     x = (ranks + torch.randint(-3, 4, shape, generator=generator).select(dim, 0).unsqueeze(dim)).to(dtype)
     if layout == "transposed":

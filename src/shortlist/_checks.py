@@ -48,23 +48,26 @@ def check_k(k: int, largest: int, num_classes: int) -> None:
         raise ShortlistError(f"k must be in [1, {largest}] for {num_classes} classes, got {k}")
 
 
+# Comparisons in place of math.isfinite: torch.compile follows them with symbolic numbers too.
 def check_not_negative(name: str, value: float) -> None:
-    if isinstance(value, Tensor) or not math.isfinite(value) or value < 0:
+    if not isinstance(value, int | float) or not 0 <= value < math.inf:
         raise ShortlistError(f"{name} must be a finite number >= 0, got {value!r}")
 
 
 def check_positive(name: str, value: float) -> None:
-    if isinstance(value, Tensor) or not math.isfinite(value) or value <= 0:
+    if not isinstance(value, int | float) or not 0 < value < math.inf:
         raise ShortlistError(f"{name} must be a finite number > 0, got {value!r}")
 
 
 def check_n_samples(n_samples: float, name: str = "n_samples") -> None:
     if n_samples == math.inf:
         return
-    if not isinstance(n_samples, int) or n_samples < 1:
-        raise ShortlistError(
-            f"{name} must be an integer >= 1, or math.inf for the expectation itself, got {n_samples!r}"
-        )
+    try:
+        enough = operator.index(n_samples) >= 1  # type: ignore[arg-type]
+    except TypeError:
+        enough = False
+    if not enough:
+        raise ShortlistError(f"{name} must be an integer >= 1, or math.inf for the expectation, got {n_samples!r}")
 
 
 def check_noise(noise: Tensor | None, x: Tensor, generator: torch.Generator | None) -> None:
@@ -81,7 +84,7 @@ def check_noise(noise: Tensor | None, x: Tensor, generator: torch.Generator | No
 
 
 def check_per_class(name: str, values: Tensor, num_classes: int | None) -> None:
-    if values.dim() != 1 or (num_classes is not None and len(values) != num_classes):
+    if values.dim() != 1 or len(values) == 0 or (num_classes is not None and len(values) != num_classes):
         want = f"({num_classes},)" if num_classes is not None else "(L,)"
         raise ShortlistError(f"{name} must have one entry a class, shape {want}, got {tuple(values.shape)}")
 

@@ -19,9 +19,12 @@ def standard_normal(
     every rank, so there the draws are hashed with the rank: all ranks consume their generators alike (a shuffle that
     ranks agree on stays agreed), yet each sees noise of its own. Rank 0 sees what one process alone would see.
     """
-    noise = torch.randn(*shape, dtype=dtype, device=device, generator=generator)
+    if generator is not None:
+        return torch.randn(*shape, dtype=dtype, device=device, generator=generator)
+    # Not with generator=None: torch.compile would then take no symbolic shapes.
+    noise = torch.randn(*shape, dtype=dtype, device=device)
     rank = dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
-    return noise if generator is not None or rank == 0 else _rehash(noise, rank)
+    return noise if rank == 0 else _rehash(noise, rank)
 
 
 def _rehash(noise: Tensor, key: int) -> Tensor:

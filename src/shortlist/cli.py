@@ -7,14 +7,16 @@ command line with 2, an interruption with 130.
 import dataclasses
 import difflib
 import json
+import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 import tyro
 from rich.console import Console
+from rich.progress import DownloadColumn, Progress
 from rich.table import Table
 
 from shortlist import recipes
@@ -48,8 +50,8 @@ def train(arguments: list[str]) -> None:
     for seed in parsed.seeds or (config.seed,):
         folder = parsed.out / f"s{seed}" if parsed.out and parsed.seeds else parsed.out
         run = train(dataclasses.replace(config, seed=seed), folder=folder, resume=parsed.resume)
-        result = run.read_json("final.json")
-        print(f"{run.path}  test {_percentages(result['test'])}")
+        if os.environ.get("RANK", "0") == "0":  # set by torchrun
+            print(f"{run.path}  test {_percentages(run.read_json('final.json')['test'])}")
 
 
 @dataclass(frozen=True)
@@ -136,6 +138,41 @@ def report(arguments: list[str]) -> None:
 
 
 @dataclass(frozen=True)
+class _DatasetsArguments:
+    name: tyro.conf.Positional[str] = ""
+    """Tell only of this data set, and check what is there of it."""
+    root: str = ""
+    """Where to look or download to; by default $SHORTLIST_DATA, or else a cache folder."""
+    download: bool = False
+    """Fetch it, where its source allows that."""
+
+
+def datasets(arguments: list[str]) -> None:
+    """What data there is, where to get it, and whether yours is complete: shortlist datasets [NAME]"""
+    parsed = _parse(_DatasetsArguments, arguments, "datasets")
+
+    from shortlist.data.catalogue import CATALOGUE, check, fetch
+
+    if parsed.name and parsed.name not in CATALOGUE:
+        raise ShortlistError(f"there is no data set {parsed.name!r}: {_close_to(parsed.name, CATALOGUE)}")
+    if parsed.download:
+        if not parsed.name:
+            raise ShortlistError("name the data set to download, e.g. shortlist datasets cifar100 --download")
+        with Progress(*Progress.get_default_columns(), DownloadColumn(), console=Console(stderr=True)) as bar:
+            task = bar.add_task(parsed.name, total=None)
+            path = fetch(parsed.name, parsed.root, lambda done, total: bar.update(task, completed=done, total=total))
+        _say(f"wrote {path}")
+    for entry in [CATALOGUE[parsed.name]] if parsed.name else CATALOGUE.values():
+        print(f"{entry.name}\n  {entry.what}\n  size:   {entry.size}\n  terms:  {entry.terms}")
+        print(f"  fetch:  {entry.fetch}\n  put:    {entry.put}\n")
+    if parsed.name:
+        wrong = check(parsed.name, parsed.root)
+        if wrong:
+            raise ShortlistError("; ".join(wrong))
+        print(f"{parsed.name} is complete")
+
+
+@dataclass(frozen=True)
 class _DemoArguments:
     out: Path = Path("demo")
     """Folder for the runs and the page."""
@@ -157,6 +194,7 @@ COMMANDS: dict[str, Callable[[list[str]], None]] = {
     "evaluate": evaluate,
     "predict": predict,
     "report": report,
+    "datasets": datasets,
     "demo": demo,
 }
 
@@ -173,9 +211,7 @@ def main() -> None:
         return
     try:
         if name not in COMMANDS:
-            close = difflib.get_close_matches(name, COMMANDS, 1)
-            hint = f"perhaps {close[0]}?" if close else f"one of {', '.join(COMMANDS)}"
-            _say(f"shortlist: there is no command {name!r}: {hint}")
+            _say(f"shortlist: there is no command {name!r}: {_close_to(name, COMMANDS)}")
             sys.exit(2)
         COMMANDS[name](arguments)
     except ShortlistError as wrong:
@@ -195,6 +231,11 @@ def _list_recipes() -> None:
     width = max(map(len, recipes.HELP))
     for name, text in recipes.HELP.items():
         print(f"  {name:{width}}  {text}")
+
+
+def _close_to(name: str, known: Iterable[str]) -> str:
+    close = difflib.get_close_matches(name, list(known), 1)
+    return f"perhaps {close[0]}?" if close else f"there are {', '.join(known)}"
 
 
 def _percentages(metrics: dict[str, float | None]) -> str:

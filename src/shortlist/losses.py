@@ -10,8 +10,11 @@ from shortlist._batch import Reduction, check_reduction
 from shortlist._checks import (
     ClassCounts,
     check_at_least_one,
+    check_floating,
+    check_k,
     check_n_samples,
     check_not_negative,
+    check_per_class,
     check_positive,
     checked_class_counts,
 )
@@ -46,6 +49,9 @@ class _Loss(nn.Module):
     ) -> None:
         super().__init__()
         check_reduction(reduction)
+        if weight is not None:
+            check_floating("weight", weight)
+            check_per_class("weight", weight, None)
         self.register_buffer("weight", weight)
         self.ignore_index = ignore_index
         self.reduction: Reduction = reduction
@@ -53,8 +59,17 @@ class _Loss(nn.Module):
     def _shared(self) -> _SharedSettings:
         return {"weight": self.weight, "ignore_index": self.ignore_index, "reduction": self.reduction}
 
+    def _hold_class_counts(self, class_counts: ClassCounts) -> int:
+        """Keep them as a buffer; the number of classes, which they tell."""
+        counts = checked_class_counts(class_counts)
+        if self.weight is not None:
+            check_per_class("weight", self.weight, len(counts))
+        self.register_buffer("class_counts", counts)
+        return len(counts)
+
     def extra_repr(self) -> str:
-        return ", ".join(f"{name}={getattr(self, name)!r}" for name in (*self._shown, "reduction"))
+        shown = {name: getattr(self, name) for name in (*self._shown, "reduction")}
+        return ", ".join(f"{name}={value!r}" for name, value in shown.items() if value is not None)
 
 
 class _TopKLoss(_Loss):
@@ -174,7 +189,7 @@ class LDAMLoss(_Loss):
         super().__init__(**shared)
         check_not_negative("max_margin", max_margin)
         check_positive("scale", scale)
-        self.register_buffer("class_counts", checked_class_counts(class_counts))
+        self._hold_class_counts(class_counts)
         self.max_margin = max_margin
         self.scale = scale
 
@@ -221,7 +236,7 @@ class NoisedTopKHinge(_NoisedLoss):
         tensor(0.4358)
     """
 
-    _shown = ("k", "epsilon", "n_samples")
+    _shown = ("k", "epsilon", "n_samples", "eval_n_samples")
 
     def __init__(
         self,
@@ -268,7 +283,7 @@ class ImbalancedNoisedTopKHinge(_NoisedLoss):
     """
 
     class_counts: Tensor
-    _shown = ("k", "epsilon", "n_samples", "max_margin", "scale")
+    _shown = ("k", "epsilon", "n_samples", "eval_n_samples", "max_margin", "scale")
 
     def __init__(
         self,
@@ -285,7 +300,8 @@ class ImbalancedNoisedTopKHinge(_NoisedLoss):
         super().__init__(k, epsilon=epsilon, n_samples=n_samples, eval_n_samples=eval_n_samples, **shared)
         check_not_negative("max_margin", max_margin)
         check_positive("scale", scale)
-        self.register_buffer("class_counts", checked_class_counts(class_counts))
+        num_classes = self._hold_class_counts(class_counts)
+        check_k(k, num_classes - 1, num_classes)
         self.max_margin = max_margin
         self.scale = scale
 

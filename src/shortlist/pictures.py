@@ -13,7 +13,7 @@ from shortlist.runs import write_whole
 
 FOLDER = "pictures"
 _EXAMPLES = 24
-_CONFUSED_PAIRS = 12
+_CONFUSED_PAIRS = 24  # more than a report shows: it ranks the pairs of several runs together
 _LONGEST_SIDE = 96
 _SEED = 2022  # never the run's own: all runs on the same data must show the same examples
 

@@ -82,9 +82,9 @@ class RunFolder:
             lock.close()
             raise ShortlistError(f"{self.path} is in use by another process") from None
         with lock:
-            self._check_claim(config, resume=resume)
-            for leftover in self.path.rglob(".writing-*"):
+            for leftover in self.path.rglob(".writing-*"):  # of a writer that was killed
                 leftover.unlink()
+            self._check_claim(config, resume=resume)
             if not (self.path / "config.json").exists():
                 self.write_json("config.json", to_dict(config))
             yield

@@ -52,7 +52,7 @@ def smooth_topk(
     """Monte-Carlo estimate of ``E[k-th largest of x + epsilon Z]`` along ``dim``, Z standard normal.
 
     The gradient is the paper's: the mean over the draws of the one-hot vector at the position of the k-th largest
-    of ``x + epsilon Z``. Backward keeps only these positions.
+    of ``x + epsilon Z``. Backward needs these positions and no noise.
 
     Args:
         x: Scores, any shape and float dtype. float16 and bfloat16 are perturbed in float32.
@@ -76,7 +76,7 @@ def smooth_topk(
         >>> f"{value.item():.2f}", x.grad
         ('2.47', tensor([0.3333, 0.3333, 0.3333, 0.0000]))
     """
-    return _smoothed(x, k, slice(k - 1, k), epsilon, n_samples, dim, noise, generator)
+    return _smoothed(x, k, epsilon, n_samples, dim, noise, generator, total=False)
 
 
 def smooth_topk_sum(
@@ -98,7 +98,7 @@ def smooth_topk_sum(
         >>> smooth_topk_sum(torch.tensor([2.4, 2.6, 2.3, 0.5]), k=2, epsilon=1.0, noise=Z)
         tensor(5.0667)
     """
-    return _smoothed(x, k, slice(0, k), epsilon, n_samples, dim, noise, generator)
+    return _smoothed(x, k, epsilon, n_samples, dim, noise, generator, total=True)
 
 
 def rows_of(x: Tensor, k: int, dim: int) -> Tensor:
@@ -113,14 +113,17 @@ def rows_of(x: Tensor, k: int, dim: int) -> Tensor:
 def _smoothed(
     x: Tensor,
     k: int,
-    ranks: slice,
     epsilon: float,
     n_samples: int,
     dim: int,
     noise: Tensor | None,
     generator: torch.Generator | None,
+    *,
+    total: bool,
 ) -> Tensor:
+    """The k-th largest alone, or the total of the k largest."""
     x_RL = rows_of(x, k, dim)
+    ranks = slice(0 if total else k - 1, k)
     check_not_negative("epsilon", epsilon)
     check_n_samples(n_samples)
     if n_samples == math.inf:
@@ -148,7 +151,9 @@ def _total_over_draws(
 ) -> Tensor:
     """Sum over the draws of the perturbed scores at ``ranks``, differentiated through their positions alone."""
     positions, noise_there = [], []
-    step = max(1, _PERTURBED_AT_ONCE // max(1, x_RL.numel()))
+    # A compiled graph fuses the noise into its use; a step that depends on the shape would compile anew for each.
+    compiling = torch.compiler.is_compiling()
+    step = n_samples if compiling else max(1, _PERTURBED_AT_ONCE // max(1, x_RL.numel()))
     for start in range(0, n_samples, step):
         shape = (min(step, n_samples - start), *x_RL.shape)
         if noise_BRL is not None:

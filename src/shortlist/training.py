@@ -112,9 +112,9 @@ class Trainer:
             while self.at.epoch < self.config.train.epochs:
                 self._train_epoch(stop)
                 self._end_epoch()
-        if self.writes:
-            self.progress.say(f"testing the weights of epoch {self.at.best_epoch + 1}")
+        self.progress.say(f"testing the weights of epoch {self.at.best_epoch + 1}")
         self._finish()
+        self.fabric.barrier()  # nobody reads the result before it is there
 
     def _begin_or_resume(self) -> None:
         state = self.folder.load_checkpoint(self.progress.say)

@@ -35,14 +35,14 @@ class CropAndFlip:
         """
         _, channels, height, width = images.shape
         device = images.device
-        down_N1, right_N1 = (uniform[:, :2] * (2 * self.padding + 1)).long().unbind(1)
-        row_NH = torch.arange(height, device=device) + down_N1.unsqueeze(1)
+        down_N, right_N = (uniform[:, :2] * (2 * self.padding + 1)).long().unbind(1)
+        row_NH = torch.arange(height, device=device) + down_N.unsqueeze(1)
         column_W = torch.arange(width, device=device)
-        column_NW = torch.where(uniform[:, 2:] < 0.5, column_W, column_W.flip(0)) + right_N1.unsqueeze(1)
-        padded = F.pad(images, (self.padding,) * 4)
-        index_N = torch.arange(len(images), device=device).view(-1, 1, 1, 1)
-        index_C = torch.arange(channels, device=device).view(1, -1, 1, 1)
-        return padded[index_N, index_C, row_NH[:, None, :, None], column_NW[:, None, None, :]]
+        column_NW = torch.where(uniform[:, 2:] < 0.5, column_W, column_W.flip(0)) + right_N.unsqueeze(1)
+        # Where each pixel comes from in its padded image, read line by line: one index for all channels.
+        source_NHW = row_NH.unsqueeze(2) * (width + 2 * self.padding) + column_NW.unsqueeze(1)
+        padded = F.pad(images, (self.padding,) * 4).flatten(2)
+        return padded.gather(2, source_NHW.flatten(1).unsqueeze(1).expand(-1, channels, -1)).view(images.shape)
 
 
 @dataclass(frozen=True)
@@ -88,13 +88,17 @@ def warp(
 
     The shifts are shares of the side. With ``size`` the result has that side, and shows the same scene.
     """
-    cos, sin = angle.cos(), angle.sin()
-    # grid_sample wants the inverse, from where a pixel comes: turn back, shear back, then shrink by height and width.
-    to_x = torch.stack((cos + shear * sin, sin - shear * cos), 1) / width.unsqueeze(1)
-    to_y = torch.stack((-sin, cos), 1) / height.unsqueeze(1)
-    linear_N22 = torch.stack((to_x, to_y), 1)
-    shift_N2 = torch.stack((right, down), 1) * -2
-    inverse_N23 = torch.cat((linear_N22, linear_N22 @ shift_N2.unsqueeze(2)), 2)
-    side = (size, size) if size else tuple(images.shape[2:])
-    grid = F.affine_grid(inverse_N23, [*images.shape[:2], *side], align_corners=False)
-    return F.grid_sample(images, grid, mode="bilinear", padding_mode="zeros", align_corners=False)
+    cos, sin = angle.cos().view(-1, 1, 1), angle.sin().view(-1, 1, 1)
+    shear, height, width, down, right = (each.view(-1, 1, 1) for each in (shear, height, width, down, right))
+    rows, columns = (size, size) if size else images.shape[2:]
+    # From where each pixel comes, in coordinates from -1 to 1: shift back, turn back, shear back, then shrink.
+    # Written out, because a matrix product may round differently in another batch.
+    y = _centres(rows, images.device).view(1, -1, 1) - 2 * down
+    x = _centres(columns, images.device).view(1, 1, -1) - 2 * right
+    x, y = cos * x + sin * y, cos * y - sin * x
+    grid_NHW2 = torch.stack(((x - shear * y) / width, y / height), 3)
+    return F.grid_sample(images, grid_NHW2, mode="bilinear", padding_mode="zeros", align_corners=False)
+
+
+def _centres(count: int, device: torch.device) -> Tensor:
+    return (torch.arange(count, device=device) * 2 + 1) / count - 1

@@ -33,7 +33,7 @@ class Entry:
 _ENTRIES = (
     Entry(
         name="glyphs",
-        what="Built in, synthetic: printed characters of several scripts from matplotlib's fonts, with many look-alikes.",
+        what="Built in, synthetic: printed characters of several scripts in the fonts of matplotlib, many alike.",
         size="373 classes, about 18,600 training images of 28 x 28, and 4,476 each for validation and test",
         terms="made on your machine; the fonts' licences (DejaVu, STIX) allow it",
         fetch="nothing: it is drawn on first use and cached",
@@ -44,7 +44,7 @@ _ENTRIES = (
         what="CIFAR-100 (Krizhevsky 2009): small photographs in 20 superclasses; with data.imbalance, CIFAR-100-LT.",
         size="100 classes, 50,000 training and 10,000 test images of 32 x 32, 169 MB",
         terms="free to use, with a request to cite the technical report; the photographs belong to their owners",
-        fetch="the Python version at https://www.cs.toronto.edu/~kriz/cifar.html, or by `shortlist datasets`",
+        fetch="the Python version at https://www.cs.toronto.edu/~kriz/cifar.html, or --download",
         put="cifar-100-python.tar.gz, or the folder cifar-100-python out of it, in data.root",
         counts=((100, 60_000),),
     ),

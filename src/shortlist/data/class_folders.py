@@ -80,7 +80,7 @@ def has_class_folders(folder: Path) -> bool:
     return any(entry.is_dir() for entry in entries) and not any(_is_image(entry.name) for entry in entries)
 
 
-def natural_order(name: str) -> tuple[object, ...]:
+def natural_order(name: str) -> tuple[tuple[str | int, ...], str]:
     """Key that sorts ``class2`` before ``class10``.
 
     Example:
@@ -88,7 +88,7 @@ def natural_order(name: str) -> tuple[object, ...]:
         ['class2', 'Class9', 'class10']
     """
     parts = re.split(r"(\d+)", name.casefold())
-    return (*(int(part) if odd % 2 else part for odd, part in enumerate(parts)), name)
+    return tuple(int(part) if place % 2 else part for place, part in enumerate(parts)), name
 
 
 def _files_below(folder: Path) -> list[Path]:

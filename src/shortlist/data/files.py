@@ -60,6 +60,7 @@ class FileSplit(Split):
             batch_sampler=[batch.tolist() for batch in plan],
             num_workers=self.workers,
             collate_fn=reader.together,
+            generator=torch.Generator(),  # else the loader draws from the one that the run's own seed set
             pin_memory=on_gpu,
         )
         for batch in loader:

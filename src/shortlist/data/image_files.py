@@ -65,7 +65,7 @@ def evaluation_transform(preprocess: Preprocess) -> Transform:
 
 def random_crop(preprocess: Preprocess) -> Transform:
     """Resize the shorter side and cut out a square at random, with no flip: the paper's way with Pl@ntNet-300K."""
-    return _pipeline(v2.Resize(preprocess.resize), v2.RandomCrop(preprocess.crop, pad_if_needed=True))
+    return _pipeline(v2.Resize(preprocess.resize), v2.RandomCrop(preprocess.crop))
 
 
 def random_resized_crop_and_flip(preprocess: Preprocess) -> Transform:

@@ -10,6 +10,8 @@ from shortlist.data.augment import Augmentation
 from shortlist.data.splits import Preprocess, Split, uniform_for
 from shortlist.errors import ShortlistError
 
+_PREPARED_AT_ONCE = 2048
+
 
 class TensorSplit(Split):
     """Images ``(N, C, H, W)`` in uint8, or embeddings ``(N, d)`` in any float type, held as one tensor.
@@ -47,9 +49,15 @@ class TensorSplit(Split):
         if device not in self._copies:
             self._copies[device] = self.inputs.to(device), self.labels.to(device)
         all_inputs, all_labels = self._copies[device]
-        # The whole plan travels at once: a copy for each batch would be a wait for each batch.
-        for indices in torch.split(torch.cat(list(plan)).to(device), [len(batch) for batch in plan]):
-            yield self._prepared(all_inputs[indices], indices, augment_seed), all_labels[indices], indices
+        # The whole plan travels at once: a copy for each batch would be a wait for each batch. And several batches are
+        # made at once, because small ones would keep a GPU waiting for its instructions.
+        sizes = [len(batch) for batch in plan]
+        together = max(1, _PREPARED_AT_ONCE // max(*sizes, 1))
+        groups = [sizes[start : start + together] for start in range(0, len(sizes), together)]
+        plan_on_device = torch.split(torch.cat(list(plan)).to(device), [sum(group) for group in groups])
+        for indices, group in zip(plan_on_device, groups, strict=True):
+            inputs = self._prepared(all_inputs[indices], indices, augment_seed)
+            yield from zip(*(torch.split(each, group) for each in (inputs, all_labels[indices], indices)), strict=True)
 
     def _prepared(self, inputs: Tensor, indices: Tensor, augment_seed: int | None) -> Tensor:
         if self.augmentation is not None and augment_seed is not None:

@@ -35,10 +35,15 @@ class Album:
         return _embedded(self._by_index[index], name) if index in self._by_index else None
 
     def of_class(self, label: int, suggested: int, name: str) -> Html:
-        """An image of the class, if possible one with this first suggestion; an empty frame if there is none."""
+        """An image of the class, if possible one with this first suggestion.
+
+        An empty frame stands for one that is missing among others; where there are no pictures at all, nothing does.
+        """
         of_class = [picture for picture in self._pictures if picture.label == label]
         best = sorted(of_class, key=lambda picture: picture.first_suggestion != suggested)
-        return _embedded(best[0].path, name) if best else element("span", class_="picture missing")
+        if best:
+            return _embedded(best[0].path, name)
+        return element("span", class_="picture") if self._pictures else Html("")
 
 
 def _embedded(path: Path, name: str) -> Html:

@@ -69,4 +69,4 @@ def _row(setup: Setup, true: int, mistaken_for: int, k: int) -> Html:
 
 
 def _share(part: int, whole: int) -> str:
-    return f"{100 * part / whole:.0f}\u202f%" if whole else ABSENT
+    return f"{100 * part / whole:.0f}\N{NARROW NO-BREAK SPACE}%" if whole else ABSENT

@@ -87,10 +87,11 @@ def figure(
     )
 
 
-def side_by_side(figures: Sequence[Html], setups: Sequence[Setup]) -> Html:
-    """Figures under one legend."""
+def side_by_side(figures: Sequence[Html | None], setups: Sequence[Setup]) -> Html | None:
+    """The figures that could be drawn, under one legend; None if there is none."""
+    drawn = [each for each in figures if each is not None]
     names = legend([(setup.label, setup.style) for setup in setups])
-    return element("div", names, element("div", *figures, class_="figures"))
+    return element("div", names, element("div", *drawn, class_="figures")) if drawn else None
 
 
 def _line(curve: Curve, places: Mapping[float, str], text: Callable[[Summary], str]) -> Line:

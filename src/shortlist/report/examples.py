@@ -50,4 +50,9 @@ def _suggestions(comparison: Comparison, setup: Setup, index: int, label: int) -
 def _item(name: str, *, right: bool) -> Html:
     if not right:
         return element("li", name_of_class(name))
-    return element("li", name_of_class(name), element("span", " ✓", role="img", aria_label="right"), class_="right")
+    return element(
+        "li",
+        name_of_class(name),
+        element("span", "\N{NO-BREAK SPACE}✓", role="img", aria_label="right"),
+        class_="right",
+    )

@@ -11,7 +11,7 @@ from shortlist.report.accuracy import SizeBin, macro_by_k, macro_in_bin, micro_b
 from shortlist.report.charts import Bar, Guide
 from shortlist.report.curves import curves_of, extent, figure, ring_best_epochs, side_by_side
 from shortlist.report.formats import PLUS_MINUS, counted
-from shortlist.report.gather import Comparison, Predictions, Run
+from shortlist.report.gather import Comparison, Predictions, Run, Setup
 from shortlist.report.markup import Html
 from shortlist.report.scales import Axis, count_axis, number_axis, percent_axis, size_axis
 from shortlist.report.summary import Summary
@@ -23,8 +23,7 @@ def accuracy_against_k(comparison: Comparison) -> Html | None:
         _accuracy_figure(comparison, "Micro accuracy: mean over images", micro_by_k),
         _accuracy_figure(comparison, "Macro accuracy: mean over classes", macro_by_k),
     ]
-    drawn = [each for each in figures if each is not None]
-    return side_by_side(drawn, comparison.finished) if drawn else None
+    return side_by_side(figures, _setups_with(comparison, lambda run: run.predictions))
 
 
 def _accuracy_figure(comparison: Comparison, title: str, by_k: Callable[[Predictions], Sequence[float]]) -> Html | None:
@@ -50,8 +49,7 @@ def accuracy_against_size(comparison: Comparison) -> Html | None:
     if len(bins) < 2 or comparison.main_k is None:
         return None
     figures = [_size_figure(comparison, k, bins) for k in sorted({comparison.ks[0], comparison.main_k})]
-    drawn = [each for each in figures if each is not None]
-    return side_by_side(drawn, comparison.finished) if drawn else None
+    return side_by_side(figures, _setups_with(comparison, lambda run: run.class_accuracy))
 
 
 def _size_figure(comparison: Comparison, k: int, bins: Sequence[SizeBin]) -> Html | None:
@@ -98,8 +96,8 @@ def _size_guides(x: Axis) -> list[Guide]:
 
 def learning_curves(comparison: Comparison) -> Html | None:
     """Training loss and the metric that picks the best epoch, by epoch."""
-    figures = [each for each in (_loss_figure(comparison), _selection_figure(comparison)) if each is not None]
-    return side_by_side(figures, comparison.finished) if figures else None
+    figures = [_loss_figure(comparison), _selection_figure(comparison)]
+    return side_by_side(figures, _setups_with(comparison, lambda run: run.epochs))
 
 
 def _loss_figure(comparison: Comparison) -> Html | None:
@@ -154,3 +152,7 @@ def _epochs(comparison: Comparison) -> list[int]:
 
 def _plain(summary: Summary) -> str:
     return f"{summary.mean:.3g}" + (f"{PLUS_MINUS}{summary.deviation:.2g}" if summary.count > 1 else "")
+
+
+def _setups_with(comparison: Comparison, needed: Callable[[Run], object]) -> list[Setup]:
+    return [setup for setup in comparison.finished if any(needed(run) for run in setup.finished)]

@@ -7,6 +7,7 @@ from shortlist.report.formats import counted, percent_spread
 from shortlist.report.gather import Comparison
 from shortlist.report.markup import Html, element, joined
 
+_PERCENT = "\N{NARROW NO-BREAK SPACE}%"
 _OWN_DATA = ("folder", "embeddings")
 _NUMBERS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
 
@@ -55,13 +56,17 @@ def data_facts(comparison: Comparison) -> str:
 
 def outcome(comparison: Comparison) -> Html | None:
     """Which set-up leads, in one sentence; None where there is nothing to compare."""
-    k, ranking = comparison.main_k, comparison.ranking
-    scores = [setup.test_metric(f"macro_top{k}") for setup in ranking]
-    if len(ranking) < 2 or k is None or scores[0] is None or scores[1] is None:
+    k = comparison.main_k
+    scores = {setup.label: setup.test_metric(f"macro_top{k}") for setup in comparison.ranking}
+    written = {label: percent_spread(score) for label, score in scores.items() if score}
+    if k is None or len(written) < 2:
         return None
-    best = element("strong", f"{ranking[0].label}, {percent_spread(scores[0])}\u202f%")
-    second = f"; next {ranking[1].label}, {percent_spread(scores[1])}\u202f%."
-    return joined([f"Highest macro top-{k} accuracy: ", best, second])
+    best = next(iter(written.values()))
+    # What looks the same in the table is not put in an order here.
+    leaders = [label for label, text in written.items() if text == best]
+    followers = [f"; next {label}, {text}{_PERCENT}" for label, text in written.items() if text != best]
+    lead = element("strong", f"{_listed(leaders)}, {best}{_PERCENT}")
+    return joined([f"Highest macro top-{k} accuracy: ", lead, *followers[:1], "."])
 
 
 def _in_words(number: int) -> str:

@@ -23,7 +23,7 @@ _SYMBOLS = {
     "n_samples": "B",
     "tau": "τ",
     "gamma": "\N{GREEK SMALL LETTER GAMMA}",
-    "max_margin": "max margin",
+    "max_margin": "margin",
     "scale": "scale",
 }
 _NOISE = ("k", "epsilon", "n_samples")

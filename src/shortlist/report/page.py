@@ -6,6 +6,7 @@ from importlib import resources
 from pathlib import Path
 
 from shortlist import __version__
+from shortlist.errors import ShortlistError
 from shortlist.report.album import Album
 from shortlist.report.confusions import confusions
 from shortlist.report.examples import examples
@@ -13,6 +14,7 @@ from shortlist.report.figures import accuracy_against_k, accuracy_against_size, 
 from shortlist.report.gather import Comparison, gather
 from shortlist.report.headings import data_facts, data_name, outcome, page_title, subject
 from shortlist.report.markup import Html, element
+from shortlist.report.notes import Notes
 from shortlist.report.origins import origins_table, settings_table
 from shortlist.report.results import results_table, sizes_table
 from shortlist.report.tables import folded
@@ -20,20 +22,6 @@ from shortlist.runs import RunFolder, write_whole
 
 # Whatever a class name may hold, a browser will not run it, nor fetch anything for it.
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
-
-_RESULTS_NOTE = (
-    "Accuracy on the test images in percent, with the weights of the epoch that did best on the validation images. "
-    "Mean ± standard deviation over seeds, where there are several. The best of each column is bold."
-)
-_K_NOTE = "How often the right class is among the first K suggestions. Shaded: one standard deviation over seeds."
-_SIZE_NOTE = "Mean accuracy of the classes with about as many training images. Grey bars: how many classes those are."
-_LEARNING_NOTE = "A ring marks the epoch whose weights were kept."
-_CONFUSED_NOTE = (
-    "The left class, most often mistaken for the right one. Mistaken: share of its test images with the right one "
-    "as first suggestion. Still in {k}: share of those whose true class is among their {k} suggestions all the same."
-)
-_EXAMPLES_NOTE = "Chosen by their labels alone, so the same for all runs on this data. With several seeds, the lowest."
-_LEADING_NOTE = " Only the set-ups with the highest macro accuracy are shown."
 
 
 def write_report(runs: list[RunFolder], out: Path) -> Path:
@@ -53,7 +41,10 @@ def write_report(runs: list[RunFolder], out: Path) -> Path:
     """
     path = out / "report.html" if out.is_dir() else out
     page = _page(gather(runs))
-    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as wrong:
+        raise ShortlistError(f"cannot make the folder {path.parent}: {wrong.strerror}") from wrong
     write_whole(path, lambda file: file.write(page.encode()))
     return path
 
@@ -112,22 +103,17 @@ class _Part:
 
 def _parts(comparison: Comparison) -> Iterator[_Part]:
     """What there is to show: a part that the runs hold nothing for is left out."""
-    k, album = comparison.suggestions_shown, Album(comparison.runs)
+    notes, album = Notes(comparison), Album(comparison.runs)
     sizes = [folded("By class size at every K", sizes_table(comparison))] if len(comparison.ks) > 1 else []
-    yield _Part("Results", _RESULTS_NOTE, [results_table(comparison), *sizes])
-    chosen = "" if len(comparison.leading) == len(comparison.finished) else _LEADING_NOTE
-    drawn = {
-        ("Accuracy against K", _K_NOTE): accuracy_against_k(comparison),
-        ("Accuracy against class size", _SIZE_NOTE): accuracy_against_size(comparison),
-        ("Learning curves", _LEARNING_NOTE): learning_curves(comparison),
-        ("Most confused classes", _CONFUSED_NOTE.format(k=k) + chosen): confusions(comparison, album),
-        ("Examples", _EXAMPLES_NOTE + chosen): examples(comparison, album),
-    }
-    for (title, note), content in drawn.items():
+    yield _Part("Results", notes.results, [results_table(comparison), *sizes])
+    for title, note, content in (
+        ("Accuracy against K", notes.accuracy_against_k, accuracy_against_k(comparison)),
+        ("Accuracy against class size", notes.accuracy_against_size, accuracy_against_size(comparison)),
+        ("Learning curves", notes.learning_curves, learning_curves(comparison)),
+        ("Most confused classes", notes.confusions, confusions(comparison, album)),
+        ("Examples", notes.examples, examples(comparison, album)),
+    ):
         if content is not None:
             yield _Part(title, note, [content])
-    origins = [
-        folded("All settings", settings_table(comparison)),
-        folded("Folders and machines", origins_table(comparison)),
-    ]
-    yield _Part("Configuration", "", origins)
+    settings = folded("All settings", settings_table(comparison))
+    yield _Part("Configuration", "", [settings, folded("Folders and machines", origins_table(comparison))])

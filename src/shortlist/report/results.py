@@ -19,6 +19,7 @@ SIZES = {
     "many": f"over {_MANY_ABOVE}",
 }
 """The three groups of classes, by their training images."""
+_EQUALS = "\N{NO-BREAK SPACE}=\N{NO-BREAK SPACE}"
 
 
 @dataclass(frozen=True)
@@ -90,7 +91,7 @@ def _row_heading(setup: Setup, varied: Sequence[str]) -> Html:
     return element(
         "th",
         key(setup.label, setup.style),
-        *(element("small", note) for note in notes if note),
+        *(element("small", note.replace(" = ", _EQUALS)) for note in notes if note and note not in setup.label),
         scope="row",
     )
 

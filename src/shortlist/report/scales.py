@@ -81,6 +81,6 @@ def _round_axis(
 
 def _round_step(low: float, high: float, most_steps: int) -> float:
     """1, 2 or 5 times a power of ten, such that few steps lead from low to high."""
-    least = max(high - low, 1e-9) / most_steps
+    least = (high - low or abs(high) or 1.0) / most_steps
     power = 10.0 ** math.floor(math.log10(least))
     return next(factor * power for factor in (1, 2, 5, 10) if factor * power >= least)

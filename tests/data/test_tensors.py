@@ -1,0 +1,133 @@
+"""Data held as one tensor."""
+
+import warnings
+
+import pytest
+import torch
+from torch import Tensor
+
+from shortlist.config import DataConfig
+from shortlist.data import tensors
+from shortlist.data.augment import CropAndFlip, SmallAffine
+from shortlist.data.splits import Preprocess
+from shortlist.data.tensors import TensorSplit, refuse_other_size
+from shortlist.errors import ShortlistError
+
+CPU = torch.device("cpu")
+GREY = Preprocess(channels=1, resize=12, crop=12, mean=(0.5,), std=(0.25,))
+
+
+def images_split(augmented: bool = True) -> TensorSplit:
+    generator = torch.Generator().manual_seed(0)
+    images = torch.randint(0, 256, (40, 1, 12, 12), generator=generator, dtype=torch.uint8)
+    return TensorSplit(images, torch.arange(40) % 7, GREY, SmallAffine() if augmented else None)
+
+
+def all_inputs(split: TensorSplit, plan: list[Tensor], seed: int | None) -> dict[int, Tensor]:
+    found: dict[int, Tensor] = {}
+    for inputs, labels, indices in split.batches(plan, CPU, seed):
+        assert torch.equal(labels, split.labels[indices])
+        found |= dict(zip(indices.tolist(), inputs, strict=True))
+    return found
+
+
+def test_batches_follow_the_plan() -> None:
+    plan = [torch.tensor([5, 3]), torch.tensor([0, 39, 7])]
+    split = images_split()
+    for (inputs, labels, indices), wanted in zip(split.batches(plan, CPU), plan, strict=True):
+        assert torch.equal(indices, wanted)
+        assert torch.equal(labels, split.labels[wanted])
+        torch.testing.assert_close(inputs, (split.inputs[wanted] / 255 - 0.5) / 0.25)
+
+
+def test_an_empty_plan_gives_no_batches() -> None:
+    assert list(images_split().batches([], CPU)) == []
+
+
+def test_augmentation_depends_on_seed_and_index_alone() -> None:
+    split = images_split()
+    forwards = all_inputs(split, list(torch.split(torch.arange(40), 8)), seed=5)
+    backwards = all_inputs(split, list(torch.split(torch.arange(40).flip(0), 3)), seed=5)
+    for index in range(40):
+        assert torch.equal(forwards[index], backwards[index])
+
+
+def test_another_seed_augments_otherwise_and_none_not_at_all() -> None:
+    split = images_split()
+    plan = [torch.arange(40)]
+    plain, first, second = (torch.stack(list(all_inputs(split, plan, seed).values())) for seed in (None, 1, 2))
+    torch.testing.assert_close(plain, GREY.normalise(split.inputs))
+    assert not torch.allclose(first, second)
+    assert not torch.allclose(first, plain)
+
+
+def test_without_an_augmentation_the_seed_does_nothing() -> None:
+    split = images_split(augmented=False)
+    plan = [torch.arange(40)]
+    assert torch.equal(next(split.batches(plan, CPU, 1))[0], next(split.batches(plan, CPU))[0])
+
+
+def test_the_device_copy_is_made_once() -> None:
+    split = images_split()
+    meta = torch.device("meta")
+    next(split.batches([torch.arange(2)], meta))
+    kept = split._copies[meta][0]
+    next(split.batches([torch.arange(2)], meta))
+    assert split._copies[meta][0] is kept
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+def test_embeddings_come_as_float32_and_are_no_pictures(dtype: torch.dtype) -> None:
+    split = TensorSplit(torch.randn(5, 3).to(dtype), torch.arange(5))
+    inputs, _, _ = next(split.batches([torch.tensor([4, 1])], CPU, augment_seed=3))
+    assert inputs.dtype == torch.float32
+    assert torch.equal(inputs, split.inputs[[4, 1]].float())
+    assert split.thumbnail(0) is None
+
+
+def test_a_thumbnail_is_the_stored_picture() -> None:
+    split = images_split()
+    picture = split.thumbnail(3)
+    assert picture is not None
+    assert torch.equal(picture, split.inputs[3])
+    assert picture.dtype == torch.uint8
+
+
+def test_images_in_memory_cannot_be_resized() -> None:
+    refuse_other_size(DataConfig(image_size=0), 28)
+    refuse_other_size(DataConfig(image_size=28), 28)
+    with pytest.raises(ShortlistError, match=r"data.image_size .* must be 0 for glyphs, got 64"):
+        refuse_other_size(DataConfig(image_size=64), 28)
+
+
+@pytest.mark.parametrize("at_once", [1, 16, 2048])
+def test_how_many_batches_are_made_at_once_changes_nothing(monkeypatch: pytest.MonkeyPatch, at_once: int) -> None:
+    split = images_split()
+    plan = [torch.arange(7), torch.tensor([], dtype=torch.int64), torch.arange(7, 40), torch.tensor([3])]
+    wanted = list(split.batches(plan, CPU, 7))
+    monkeypatch.setattr(tensors, "_PREPARED_AT_ONCE", at_once)
+    for got, want in zip(split.batches(plan, CPU, 7), wanted, strict=True):
+        assert all(torch.equal(mine, theirs) for mine, theirs in zip(got, want, strict=True))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("augmentation", [CropAndFlip(), SmallAffine()])
+def test_batches_on_the_gpu_equal_those_on_the_cpu_and_never_wait(
+    augmentation: CropAndFlip | SmallAffine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tensors, "_PREPARED_AT_ONCE", 16)
+    split = images_split()
+    split.augmentation = augmentation
+    plan = list(torch.split(torch.arange(40), 16))
+    batches = split.batches(plan, torch.device("cuda"), 7)
+    found = [next(batches)]  # the copies to the GPU are made now
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch warns that the mode is a prototype
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            found += list(batches)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+    for (got, got_labels, _), (want, want_labels, _) in zip(found, split.batches(plan, CPU, 7), strict=True):
+        torch.testing.assert_close(got.cpu(), want, atol=1e-3, rtol=1e-3)
+        assert torch.equal(got_labels.cpu(), want_labels)

@@ -1,0 +1,100 @@
+"""Runs small enough for tests, and ways to break them off.
+
+``python -m tests.small_runs CONFIG FOLDER DEATH...`` trains in children that die as told, then in one that lives.
+A death ``write:7`` is a SIGKILL in the middle of the seventh write, ``rename:7`` right after it has taken effect, and
+``time:0.3`` one after 0.3 s of training.
+"""
+
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from shortlist.config import DataConfig, LossConfig, ModelConfig, OptimConfig, RunConfig, TrainConfig, from_dict
+
+NUM_CLASSES = 12
+
+
+def write_embeddings(path: Path, images: int = 600) -> Path:
+    """Noisy points around one centre a class, some classes rarer than others."""
+    random = np.random.default_rng(0)
+    centres = random.normal(size=(NUM_CLASSES, 16))
+    arrays: dict[str, Any] = {}
+    for name, count in (("train", images), ("val", 240), ("test", 240)):
+        labels = random.integers(NUM_CLASSES, size=count)
+        if name == "train":
+            labels = np.concatenate(
+                [np.arange(NUM_CLASSES), np.minimum(labels, random.integers(NUM_CLASSES, size=count))]
+            )
+        arrays[f"{name}_x"] = (centres[labels] + 1.5 * random.normal(size=(len(labels), 16))).astype(np.float32)
+        arrays[f"{name}_y"] = labels
+    np.savez(path, **arrays)
+    return path
+
+
+def small_config(data: Path, **overrides: Any) -> RunConfig:
+    settings: dict[str, Any] = {
+        "data": DataConfig(name="embeddings", root=str(data)),
+        "model": ModelConfig(name="none"),
+        "loss": LossConfig(name="noised_topk_hinge", k=3, epsilon=0.3, n_samples=3),
+        "optim": OptimConfig(lr=0.05, schedule="cosine"),
+        "train": TrainConfig(epochs=4, batch_size=32, ks=(1, 3), device="cpu"),
+    }
+    return RunConfig(**(settings | overrides))
+
+
+def outcome(folder: Path) -> dict[str, Any]:
+    """All the numbers of a finished run, except those that measure time."""
+    final = json.loads((folder / "final.json").read_text())
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    del final["train_seconds"]
+    for line in lines:
+        del line["train_seconds"]
+    return {"final": final, "metrics": lines}
+
+
+def _die(death: str) -> None:
+    kind, _, when = death.partition(":")
+    if kind == "time":
+        signal.setitimer(signal.ITIMER_REAL, float(when))  # nobody handles SIGALRM, so it kills
+        return
+    left = int(when)
+    original: Any = {"write": os.fsync, "rename": os.replace}[kind]
+
+    def dying(*arguments: Any) -> Any:
+        nonlocal left
+        left -= 1
+        if kind == "rename":
+            original(*arguments)
+        if left == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if kind == "write":
+            original(*arguments)
+
+    setattr(os, "fsync" if kind == "write" else "replace", dying)
+
+
+def _main() -> None:
+    from shortlist.training import train
+
+    config, folder = from_dict(json.loads(Path(sys.argv[1]).read_text())), Path(sys.argv[2])
+    for death in (*sys.argv[3:], ""):
+        # Forking before torch has started any thread is safe, and saves an import for each death.
+        child = os.fork()
+        if child == 0:
+            if death:
+                _die(death)
+            train(config, folder=folder, resume=True, quiet=True)
+            os._exit(0)
+        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        print(death or "alive", code, flush=True)
+        if code == 0:  # finished before its death
+            return
+
+
+if __name__ == "__main__":
+    _main()

@@ -1,0 +1,207 @@
+"""Training with real processes: killed, interrupted, spread over ranks, fed bad data."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from shortlist import ShortlistError
+from shortlist.config import LossConfig, OptimConfig, RunConfig, TrainConfig, to_dict
+from shortlist.runs import RunFolder
+from shortlist.training import train
+from tests.small_runs import outcome, small_config, write_embeddings
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_embeddings(tmp_path_factory.mktemp("data") / "points.npz")
+
+
+@pytest.fixture(scope="module")
+def undisturbed(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return train(small_config(data), folder=tmp_path_factory.mktemp("runs") / "run", quiet=True).path
+
+
+def shortlist(*arguments: str | Path, **options: object) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "shortlist", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, check=False, **options)  # type: ignore[call-overload,no-any-return]
+
+
+def config_arguments(config: RunConfig) -> list[str]:
+    """The command line that turns the recipe for embeddings into this configuration."""
+    sections = to_dict(config)
+    arguments = []
+    for section in ("data", "model", "loss", "optim", "train"):
+        for name, value in sections[section].items():
+            flag = f"--{section}.{name.replace('_', '-')}"
+            if isinstance(value, bool):
+                arguments.append(flag if value else flag.replace(f"{section}.", f"{section}.no-"))
+            elif isinstance(value, list):
+                arguments += [flag, *map(str, value)]
+            elif value != "":
+                arguments += [flag, str(value)]
+    return arguments
+
+
+def assert_close(one: dict[str, float | None], other: dict[str, float | None], rel: float) -> None:
+    assert one.keys() == other.keys()
+    for name, value in one.items():
+        assert other[name] == (None if value is None else pytest.approx(value, rel=rel)), name
+
+
+def test_it_learns(undisturbed: Path) -> None:
+    result = outcome(undisturbed)
+    assert result["final"]["test"]["micro_top3"] > 0.75  # 0.25 by chance
+    losses = [line["train_loss"] for line in result["metrics"]]
+    assert losses[-1] < losses[0]
+
+
+def test_the_best_epoch_by_validation_is_the_one_tested(undisturbed: Path) -> None:
+    result = outcome(undisturbed)
+    values = [line["val_macro_top3"] for line in result["metrics"]]
+    best = values.index(max(values))
+    assert result["final"]["best_epoch"] == best
+    assert result["final"]["val"]["macro_top3"] == values[best]
+
+
+def test_the_same_seed_gives_the_same_numbers_and_another_seed_others(
+    data: Path, undisturbed: Path, tmp_path: Path
+) -> None:
+    again = train(small_config(data), folder=tmp_path / "again", quiet=True).path
+    assert outcome(again) == outcome(undisturbed)
+    other = train(replace(small_config(data), seed=1), folder=tmp_path / "other", quiet=True).path
+    assert outcome(other)["metrics"] != outcome(undisturbed)["metrics"]
+
+
+def test_killed_at_any_moment_it_ends_with_the_numbers_of_an_undisturbed_run(
+    data: Path, undisturbed: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(to_dict(small_config(data))))
+    # The first five writes are config, environment, classes, facts and metrics; then an epoch has three, and the end five.
+    deaths = ["write:1", "write:3", "time:0.2", "write:6", "rename:6", "write:7", "time:0.05", "write:8", "rename:7"]
+    deaths += ["rename:5", "write:5", "time:0.4", "write:10", "write:9", "rename:8", "write:7", "write:6"]
+    paths = [str(tmp_path / "config.json"), str(tmp_path / "run")]
+    command = [sys.executable, "-m", "tests.small_runs", *paths, *deaths]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    fates = [line.split() for line in done.stdout.splitlines()]
+    assert sum(code != "0" for _, code in fates) >= 6, done.stdout + done.stderr
+    assert fates[-1][1] == "0", done.stdout + done.stderr
+    assert outcome(tmp_path / "run") == outcome(undisturbed)
+    assert not list((tmp_path / "run").rglob(".writing-*"))
+
+
+def test_ctrl_c_stops_with_a_checkpoint_and_resuming_ends_the_same(data: Path, tmp_path: Path) -> None:
+    config = small_config(data, train=TrainConfig(epochs=200, batch_size=8, ks=(1, 3), device="cpu"))
+    command = [sys.executable, "-m", "shortlist", "train", "embeddings", *config_arguments(config)]
+    process = subprocess.Popen(
+        [*command, "--out", tmp_path / "run"], stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert process.stderr is not None
+    assert "epoch 1/200" in process.stderr.readline()
+    process.send_signal(signal.SIGINT)
+    _, messages = process.communicate(timeout=120)
+    assert process.returncode == 130, messages
+    assert "add --resume to go on" in messages
+    epochs_done = len(RunFolder(tmp_path / "run").metrics())
+    assert 1 <= epochs_done < 200
+    # What is there must be a beginning of the undisturbed run: compare with a run of the same configuration.
+    state = RunFolder(tmp_path / "run").load_checkpoint(pytest.fail)
+    assert state is not None
+    assert state["position"]["epoch"] in (epochs_done - 1, epochs_done)
+    refused = shortlist("train", "embeddings", *config_arguments(config), "--out", tmp_path / "run")
+    assert refused.returncode == 1
+    assert "interrupted; add --resume" in refused.stderr
+
+
+def test_two_ranks_give_the_metrics_of_one(data: Path, tmp_path: Path) -> None:
+    # The expectation in place of draws: ranks draw noise of their own, which one process cannot repeat.
+    loss = LossConfig(name="noised_topk_hinge", k=3, epsilon=0.3, n_samples=float("inf"))
+    settings = TrainConfig(epochs=3, batch_size=50, accumulate=2, ks=(1, 3), device="cpu", eval_batch_size=7)
+    config = small_config(data, loss=loss, train=settings)
+    alone = train(replace(config, recipe="embeddings"), folder=tmp_path / "alone", quiet=True).path
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    command += ["-m", "shortlist", "train", "embeddings", *config_arguments(config), "--out", str(tmp_path / "both")]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment, timeout=300)
+    assert done.returncode == 0, done.stderr
+    one, two = outcome(alone), outcome(tmp_path / "both")
+    for line, other in zip(one["metrics"], two["metrics"], strict=True):
+        assert_close(line, other, rel=1e-4)
+    assert_close(one["final"]["test"], two["final"]["test"], rel=1e-4)
+    environment_of_two = json.loads((tmp_path / "both" / "environment.json").read_text())
+    assert environment_of_two["world_size"] == 2
+
+
+def test_a_batch_in_parts_is_the_whole_batch(data: Path, tmp_path: Path) -> None:
+    loss = LossConfig(name="cross_entropy", k=3)
+    results = []
+    for parts in (1, 4):
+        settings = TrainConfig(epochs=2, batch_size=32, accumulate=parts, ks=(1, 3), device="cpu")
+        config = small_config(data, loss=loss, train=settings)
+        results.append(outcome(train(config, folder=tmp_path / str(parts), quiet=True).path))
+    for whole, cut in zip(results[0]["metrics"], results[1]["metrics"], strict=True):
+        assert_close(whole, cut, rel=1e-3)
+
+
+@pytest.mark.parametrize("name", ["cross_entropy", "focal", "ldam", "topk_hinge", "convex_topk_hinge"])
+def test_every_other_loss_trains(data: Path, tmp_path: Path, name: str) -> None:
+    config = small_config(data, loss=LossConfig(name=name, k=3, scale=10))  # type: ignore[arg-type]
+    result = outcome(train(config, folder=tmp_path, quiet=True).path)
+    assert result["final"]["test"]["micro_top3"] > 0.5
+
+
+def test_mixed_precision_and_adamw_train_too(data: Path, tmp_path: Path) -> None:
+    settings = TrainConfig(epochs=3, batch_size=32, ks=(1, 3), device="cpu", precision="bf16-mixed")
+    optim = OptimConfig(name="adamw", lr=0.02, schedule="cosine", warmup_epochs=0.5, clip_norm=1.0)
+    result = outcome(train(small_config(data, train=settings, optim=optim), folder=tmp_path, quiet=True).path)
+    assert result["final"]["test"]["micro_top3"] > 0.6
+
+
+def test_a_loss_that_diverges_is_reported_and_leaves_nothing_half_written(data: Path, tmp_path: Path) -> None:
+    config = small_config(data, optim=OptimConfig(lr=1e38), loss=LossConfig(name="cross_entropy", k=3))
+    with pytest.raises(ShortlistError, match=r"the loss became (nan|inf) in epoch \d, at or before step \d+: try"):
+        train(config, folder=tmp_path, quiet=True)
+    assert not (tmp_path / "final.json").exists()
+    assert not list(tmp_path.rglob(".writing-*"))
+
+
+def test_a_full_disk_ends_the_run_with_a_message_and_it_can_go_on(
+    data: Path, undisturbed: Path, tmp_path: Path
+) -> None:
+    config = small_config(data)
+    arguments = ["train", "embeddings", *config_arguments(config), "--out", str(tmp_path / "run")]
+    limit = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (2000, 2000))"
+    code = f"{limit}; from shortlist.cli import main; main()"
+    full = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=False)
+    assert full.returncode == 1
+    assert "cannot write" in full.stderr
+    assert "make room and add --resume" in full.stderr
+    resumed = shortlist(*arguments, "--resume")
+    assert resumed.returncode == 0, resumed.stderr
+    assert outcome(tmp_path / "run")["metrics"] == outcome(undisturbed)["metrics"]
+
+
+def test_the_folder_tells_the_whole_story(data: Path, undisturbed: Path) -> None:
+    run = RunFolder.existing(undisturbed)
+    assert run.config == small_config(data)
+    names = {path.name for path in run.path.iterdir()}
+    assert {"environment.json", "classes.json", "facts.json", "tensorboard", "test_per_class.csv"} <= names
+    assert run.read_json("environment.json")["versions"]["torch"] == torch.__version__.partition("+")[0]
+    assert sum(run.read_json("classes.json")["train_images"]) == 612
+    assert any((run.path / "tensorboard").iterdir())
+
+
+def test_progress_is_one_line_an_epoch_where_nobody_watches(data: Path, tmp_path: Path) -> None:
+    done = shortlist("train", "embeddings", *config_arguments(small_config(data)), "--out", tmp_path / "run")
+    assert done.returncode == 0, done.stderr
+    epochs = [line for line in done.stderr.splitlines() if line.startswith("epoch ")]
+    assert len(epochs) == 4
+    assert "images/s" in epochs[0]
+    assert "\r" not in done.stderr
+    assert "macro_top3" in done.stdout
