@@ -83,7 +83,7 @@ def test_killed_at_any_moment_it_ends_with_the_numbers_of_an_undisturbed_run(
     data: Path, undisturbed: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "config.json").write_text(json.dumps(to_dict(small_config(data))))
-    # The first five writes are config, environment, classes, facts and metrics; then an epoch has three, and the end five.
+    # Five writes begin a run (config, environment, classes, facts, metrics), three end an epoch, a few more the run.
     deaths = ["write:1", "write:3", "time:0.2", "write:6", "rename:6", "write:7", "time:0.05", "write:8", "rename:7"]
     deaths += ["rename:5", "write:5", "time:0.4", "write:10", "write:9", "rename:8", "write:7", "write:6"]
     paths = [str(tmp_path / "config.json"), str(tmp_path / "run")]
