@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: test test-gpu lint types unit format clean
+.PHONY: test test-gpu demo lint types unit format clean
 
 test: lint types unit
 
@@ -19,7 +19,11 @@ unit: $(VENV)/installed
 
 # Uses the python at hand: a GPU machine has its own build of torch.
 test-gpu:
-	PYTHONPATH=src $(PYTHON) -m pytest -q -m gpu tests/test_gpu.py
+	PYTHONPATH=src $(PYTHON) -m pytest -q -m gpu tests/test_gpu.py tests/data/test_tensors.py
+
+# Four losses on the built-in data: a table, and a page at demo/report.html.
+demo: $(VENV)/installed
+	$(BIN)/shortlist demo
 
 format: $(VENV)/installed
 	$(BIN)/ruff check --fix .

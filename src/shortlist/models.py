@@ -51,7 +51,7 @@ def glyphnet(channels: int) -> nn.Sequential:
     Normalised over groups of channels, not over the batch: it computes the same whatever the batch is cut into.
     """
     layers: list[nn.Module] = []
-    for width, stride in ((32, 2), (64, 1), (128, 2)):
+    for width, stride in ((32, 2), (64, 2), (128, 1)):
         layers += [nn.Conv2d(channels, width, 3, stride, 1, bias=False), nn.GroupNorm(8, width), nn.ReLU()]
         channels = width
     return nn.Sequential(*layers, nn.AdaptiveMaxPool2d(1), nn.Flatten())

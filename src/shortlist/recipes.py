@@ -55,6 +55,13 @@ def glyphs(loss: LossConfig, *, epochs: int, lr: float) -> RunConfig:
     )
 
 
+def smoke() -> RunConfig:
+    """A bigger step on fewer epochs than learns anything."""
+    loss = LossConfig(name="imbalanced_noised_topk_hinge", k=5, epsilon=0.05, max_margin=0.1, scale=50)
+    config = glyphs(loss, epochs=2, lr=0.1)
+    return replace(config, train=replace(config.train, batch_size=256))
+
+
 def folder() -> RunConfig:
     """Your own images in one folder a class, with the paper's protocol for fine-grained images."""
     return _pretrained_resnet50(
@@ -136,12 +143,13 @@ def _register() -> None:
 
     for name, loss, lr in (
         ("cross_entropy", cross_entropy(k=5), 0.1),
-        ("ldam", ldam(k=5, max_margin=0.2, scale=30), 0.1),
+        ("ldam", ldam(k=5, max_margin=0.1, scale=30), 0.1),
         ("smooth", smooth(k=5, tau=1.0), 0.5),
-        ("imbalanced", imbalanced(k=5, epsilon=0.05, max_margin=0.2, scale=50), 0.1),
+        ("imbalanced", imbalanced(k=5, epsilon=0.05, max_margin=0.1, scale=50), 0.05),
     ):
         text = f"The demo's {name.replace('_', '-')} row: look-alike characters, long-tailed."
         _add(f"demo_{name}", text, partial(glyphs, loss, epochs=8, lr=lr))
+    _add("smoke", "The smallest run: a few seconds, to see that everything works.", smoke)
     _add("folder", "Your own images in one folder a class; pass --data.root.", folder)
     _add("embeddings", "A file of embeddings with labels (.npz or .safetensors); pass --data.root.", embeddings)
 
