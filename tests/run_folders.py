@@ -12,7 +12,7 @@ from shortlist.config import DataConfig, LossConfig, LossName, ModelConfig, RunC
 from shortlist.data.splits import Problem, Split, mix_seed
 from shortlist.evaluation import Evaluation, evaluate
 from shortlist.pictures import save_pictures
-from shortlist.runs import RunFolder, environment, write_whole
+from shortlist.runs import RunFolder, environment, write_file
 
 _LOOK_ALIKES = 3
 
@@ -104,10 +104,8 @@ def _finish(run: RunFolder, config: RunConfig, world: World, skill: float) -> No
     test, problem = _evaluated(world, config, skill, mix_seed(config.seed))
     save_pictures(run.path, problem.test, test.labels, test.suggestions)
     predictions = {"labels": test.labels, "suggestions": test.suggestions, "scores": test.scores}
-    content = safetensors.torch.save(predictions)
-    write_whole(run.path / "test_predictions.safetensors", lambda file: file.write(content))
-    per_class = test.per_class_csv(problem).encode()
-    write_whole(run.path / "test_per_class.csv", lambda file: file.write(per_class))
+    write_file(run.path / "test_predictions.safetensors", safetensors.torch.save(predictions))
+    write_file(run.path / "test_per_class.csv", test.per_class_csv(problem).encode())
     run.write_json(
         "final.json",
         {

@@ -15,7 +15,8 @@ import torch
 
 from shortlist import ShortlistError
 from shortlist.config import RunConfig
-from shortlist.runs import RunFolder, file_digest, find_runs, write_whole
+from shortlist.runs import RunFolder, file_digest, find_runs
+from shortlist.whole_files import WRITING, written_whole
 
 
 @pytest.fixture
@@ -76,15 +77,6 @@ def test_a_folder_with_other_things_is_refused(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir() if path.name != ".lock"] == ["thesis.tex"]
 
 
-def test_a_writer_that_dies_leaves_the_old_file(tmp_path: Path) -> None:
-    path = tmp_path / "file"
-    write_whole(path, lambda file: file.write(b"old"))
-    with pytest.raises(ZeroDivisionError):
-        write_whole(path, lambda file: file.write(b"half") / 0)
-    assert path.read_bytes() == b"old"
-    assert [each.name for each in tmp_path.iterdir()] == ["file"]
-
-
 def test_a_killed_writer_leaves_nothing_after_the_next_claim(tmp_path: Path) -> None:
     with RunFolder(tmp_path).claim(RunConfig(), resume=False):
         pass
@@ -92,18 +84,16 @@ def test_a_killed_writer_leaves_nothing_after_the_next_claim(tmp_path: Path) -> 
     process.start()
     process.join()
     assert process.exitcode == -9
-    assert list(tmp_path.glob(".writing-*"))
+    assert list(tmp_path.glob(f"{WRITING}*"))
     with RunFolder(tmp_path).claim(RunConfig(), resume=True):
-        assert not list(tmp_path.glob(".writing-*"))
+        assert not list(tmp_path.glob(f"{WRITING}*"))
         assert not RunFolder(tmp_path).finished
 
 
 def _die_while_writing(path: Path) -> None:
-    def write(file: object) -> None:
-        file.write(b"half")  # type: ignore[attr-defined]
+    with written_whole(path) as file:
+        file.write(b"half")
         os.kill(os.getpid(), 9)
-
-    write_whole(path, write)
 
 
 def test_a_full_disk_is_explained_and_leaves_the_old_checkpoint(run: RunFolder) -> None:
@@ -116,7 +106,7 @@ def test_a_full_disk_is_explained_and_leaves_the_old_checkpoint(run: RunFolder) 
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert run.load_checkpoint(no_warning) == {"epoch": 1}
-    assert not list(run.path.rglob(".writing-*"))
+    assert not list(run.path.rglob(f"{WRITING}*"))
 
 
 def test_a_damaged_checkpoint_is_named_and_the_one_before_it_used(run: RunFolder) -> None:

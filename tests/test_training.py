@@ -15,6 +15,7 @@ from shortlist import ShortlistError
 from shortlist.config import LossConfig, OptimConfig, RunConfig, TrainConfig, to_dict
 from shortlist.runs import RunFolder
 from shortlist.training import train
+from shortlist.whole_files import WRITING
 from tests.small_runs import outcome, small_config, write_embeddings
 
 
@@ -93,7 +94,7 @@ def test_killed_at_any_moment_it_ends_with_the_numbers_of_an_undisturbed_run(
     assert sum(code != "0" for _, code in fates) >= 6, done.stdout + done.stderr
     assert fates[-1][1] == "0", done.stdout + done.stderr
     assert outcome(tmp_path / "run") == outcome(undisturbed)
-    assert not list((tmp_path / "run").rglob(".writing-*"))
+    assert not list((tmp_path / "run").rglob(f"{WRITING}*"))
 
 
 def test_ctrl_c_stops_with_a_checkpoint_and_resuming_ends_the_same(data: Path, tmp_path: Path) -> None:
@@ -168,7 +169,7 @@ def test_a_loss_that_diverges_is_reported_and_leaves_nothing_half_written(data: 
     with pytest.raises(ShortlistError, match=r"the loss became (nan|inf) in epoch \d, at or before step \d+: try"):
         train(config, folder=tmp_path, quiet=True)
     assert not (tmp_path / "final.json").exists()
-    assert not list(tmp_path.rglob(".writing-*"))
+    assert not list(tmp_path.rglob(f"{WRITING}*"))
 
 
 def test_a_full_disk_ends_the_run_with_a_message_and_it_can_go_on(

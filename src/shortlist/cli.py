@@ -75,14 +75,13 @@ def evaluate(arguments: list[str]) -> None:
     parsed = _parse(_EvaluateArguments, arguments, "evaluate")
 
     from shortlist.evaluation import evaluate_run
-    from shortlist.runs import RunFolder, write_whole
+    from shortlist.runs import RunFolder, write_file
 
     run = RunFolder.existing(parsed.run)
     result, problem = evaluate_run(run, split=parsed.split, ks=parsed.ks, root=parsed.root, device=parsed.device)
     print(json.dumps(result.metrics, indent=1))
     if parsed.csv is not None:
-        text = result.per_class_csv(problem).encode()
-        write_whole(parsed.csv, lambda file: file.write(text))
+        write_file(parsed.csv, result.per_class_csv(problem).encode())
         _say(f"wrote {parsed.csv}")
 
 

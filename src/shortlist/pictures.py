@@ -1,15 +1,14 @@
 """Which test images a report will want to show, saved with the run while the data is still at hand."""
 
-from functools import partial
+import io
 from pathlib import Path
-from typing import IO
 
 import torch
 from PIL import Image
 from torch import Tensor
 
 from shortlist.data.splits import Split, uniform_for
-from shortlist.runs import write_whole
+from shortlist.runs import write_file
 
 FOLDER = "pictures"
 _EXAMPLES = 24
@@ -35,8 +34,7 @@ def save_pictures(folder: Path, split: Split, labels: Tensor, suggestions: Tenso
         picture = split.thumbnail(index)
         if picture is None:
             return
-        (folder / FOLDER).mkdir(exist_ok=True)
-        write_whole(folder / FOLDER / f"{index}.png", partial(_write_png, picture))
+        write_file(folder / FOLDER / f"{index}.png", _png(picture))
 
 
 def example_images(labels: Tensor, count: int = _EXAMPLES) -> list[int]:
@@ -83,8 +81,10 @@ def _image_of(label: int, suggested: int, labels: Tensor, first: Tensor) -> set[
     return {int(index) for index in found[:1]}
 
 
-def _write_png(picture_CHW: Tensor, file: IO[bytes]) -> None:
+def _png(picture_CHW: Tensor) -> bytes:
     pixels = picture_CHW.permute(1, 2, 0).contiguous().cpu().numpy()
     image = Image.fromarray(pixels[:, :, 0] if pixels.shape[2] == 1 else pixels)
     image.thumbnail((_LONGEST_SIDE, _LONGEST_SIDE), Image.Resampling.LANCZOS)
-    image.save(file, "PNG", optimize=True)
+    content = io.BytesIO()
+    image.save(content, "PNG", optimize=True)
+    return content.getvalue()

@@ -22,13 +22,12 @@ import os
 import platform
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import safetensors
 import safetensors.torch
@@ -37,6 +36,7 @@ from torch import Tensor
 
 from shortlist.config import RunConfig, from_dict, to_dict
 from shortlist.errors import ShortlistError
+from shortlist.whole_files import WRITING, written_whole
 
 _CHECKPOINTS_KEPT = 2
 
@@ -82,7 +82,7 @@ class RunFolder:
             lock.close()
             raise ShortlistError(f"{self.path} is in use by another process") from None
         with lock:
-            for leftover in self.path.rglob(".writing-*"):  # of a writer that was killed
+            for leftover in self.path.rglob(f"{WRITING}*"):  # of a writer that was killed
                 leftover.unlink()
             self._check_claim(config, resume=resume)
             if not (self.path / "config.json").exists():
@@ -110,7 +110,7 @@ class RunFolder:
 
     def write_json(self, name: str, content: Any) -> None:
         text = json.dumps(content, indent=1, allow_nan=False, ensure_ascii=False) + "\n"
-        write_whole(self.path / name, lambda file: file.write(text.encode()))
+        write_file(self.path / name, text.encode())
 
     def metrics(self) -> list[dict[str, Any]]:
         """The lines of ``metrics.jsonl``; a last line that a crash cut short is left out."""
@@ -124,7 +124,7 @@ class RunFolder:
     def restart_metrics(self, first_epoch: int) -> None:
         """Forget epochs that will be run again."""
         kept = [json.dumps(line) + "\n" for line in self.metrics() if line["epoch"] < first_epoch]
-        write_whole(self.path / "metrics.jsonl", lambda file: file.write("".join(kept).encode()))
+        write_file(self.path / "metrics.jsonl", "".join(kept).encode())
 
     def append_metrics(self, line: dict[str, Any]) -> None:
         with _explained(self.path / "metrics.jsonl"), (self.path / "metrics.jsonl").open("a") as file:
@@ -136,11 +136,8 @@ class RunFolder:
         """Keep the training state after ``step`` steps, and the one before it in case this one gets damaged."""
         buffer = io.BytesIO()
         torch.save(state, buffer)
-        folder = self.path / "checkpoints"
-        folder.mkdir(exist_ok=True)
-        write_whole(
-            folder / f"{step:09d}-{_digest(buffer.getbuffer())}.pt", lambda file: file.write(buffer.getbuffer())
-        )
+        folder, content = self.path / "checkpoints", buffer.getbuffer()
+        write_file(folder / f"{step:09d}-{_digest(content)}.pt", content)
         for old in sorted(folder.glob("*.pt"))[:-_CHECKPOINTS_KEPT]:
             old.unlink()
 
@@ -156,7 +153,7 @@ class RunFolder:
 
     def save_best(self, weights: dict[str, Tensor]) -> None:
         content = safetensors.torch.save({name: tensor.contiguous().cpu() for name, tensor in weights.items()})
-        write_whole(self.path / "best.safetensors", lambda file: file.write(content))
+        write_file(self.path / "best.safetensors", content)
 
     def load_best(self) -> dict[str, Tensor]:
         path = self.path / "best.safetensors"
@@ -183,19 +180,10 @@ def find_runs(paths: list[Path]) -> list[RunFolder]:
     return list({run.path.resolve(): run for run in found}.values())
 
 
-def write_whole(path: Path, write: Callable[[IO[bytes]], object]) -> None:
-    """Write a file so that it is there whole or not at all, whatever happens on the way."""
-    with _explained(path):
-        handle, name = tempfile.mkstemp(prefix=".writing-", dir=path.parent)
-        try:
-            with os.fdopen(handle, "wb") as file:
-                write(file)
-                file.flush()
-                os.fsync(file.fileno())
-            Path(name).replace(path)
-        except BaseException:
-            Path(name).unlink(missing_ok=True)
-            raise
+def write_file(path: Path, content: bytes | memoryview) -> None:
+    """Write a file whole or not at all; a disk that is full is explained."""
+    with _explained(path), written_whole(path) as file:
+        file.write(content)
 
 
 @contextmanager

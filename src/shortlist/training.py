@@ -29,7 +29,7 @@ from shortlist.evaluation import Evaluation, evaluate
 from shortlist.models import build_model
 from shortlist.pictures import save_pictures
 from shortlist.progress import TrainingProgress
-from shortlist.runs import RunFolder, environment, file_digest, write_whole
+from shortlist.runs import RunFolder, environment, file_digest, write_file
 from shortlist.schedule import learning_rate
 
 # What the seeds are for, so that no two uses share one.
@@ -275,11 +275,9 @@ class Trainer:
             return
         (best_line,) = (line for line in self.folder.metrics() if line["epoch"] == self.at.best_epoch)
         predictions = {"labels": test.labels, "suggestions": test.suggestions, "scores": test.scores}
-        content = safetensors.torch.save(predictions)
-        write_whole(self.folder.path / "test_predictions.safetensors", lambda file: file.write(content))
+        write_file(self.folder.path / "test_predictions.safetensors", safetensors.torch.save(predictions))
         save_pictures(self.folder.path, self.problem.test, test.labels, test.suggestions)
-        per_class = test.per_class_csv(self.problem).encode()
-        write_whole(self.folder.path / "test_per_class.csv", lambda file: file.write(per_class))
+        write_file(self.folder.path / "test_per_class.csv", test.per_class_csv(self.problem).encode())
         self.folder.write_json(
             "final.json",
             {

@@ -6,8 +6,8 @@ import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 
-from shortlist.data.storage import written_whole
 from shortlist.errors import ShortlistError
+from shortlist.whole_files import written_whole
 
 _BLOCK = 1 << 20
 _TIMEOUT_SECONDS = 30

@@ -32,8 +32,9 @@ from shortlist.data.augment import SmallAffine, warp
 from shortlist.data.glyph_scripts import Character, characters, fonts_with
 from shortlist.data.long_tail import size_profile, sizes_from_profile
 from shortlist.data.splits import Preprocess, Problem, mix_seed
-from shortlist.data.storage import data_root, written_whole
+from shortlist.data.storage import data_root
 from shortlist.data.tensors import TensorSplit, refuse_other_size
+from shortlist.whole_files import written_whole
 
 VERSION = 1
 """To be raised whenever the same settings would give other images, so that old cached files are not taken for them."""

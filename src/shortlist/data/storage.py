@@ -1,12 +1,8 @@
-"""Where data is kept, and how a file appears there: whole or not at all."""
+"""Where data is kept."""
 
 import os
-import secrets
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO
 
 from shortlist.config import DataConfig
 
@@ -30,19 +26,3 @@ def user_cache() -> Path:
     else:
         base = os.environ.get("XDG_CACHE_HOME", "") or "~/.cache"
     return Path(base).expanduser() / "shortlist"
-
-
-@contextmanager
-def written_whole(path: Path) -> Iterator[BinaryIO]:
-    """A file that takes its name only when the block has ended well; two processes may write it at once."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.{secrets.token_hex(8)}.partial")
-    try:
-        with partial.open("xb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(path)
-    except BaseException:
-        partial.unlink(missing_ok=True)
-        raise

@@ -6,7 +6,6 @@ from importlib import resources
 from pathlib import Path
 
 from shortlist import __version__
-from shortlist.errors import ShortlistError
 from shortlist.report.album import Album
 from shortlist.report.confusions import confusions
 from shortlist.report.examples import examples
@@ -18,7 +17,7 @@ from shortlist.report.notes import Notes
 from shortlist.report.origins import origins_table, settings_table
 from shortlist.report.results import results_table, sizes_table
 from shortlist.report.tables import folded
-from shortlist.runs import RunFolder, write_whole
+from shortlist.runs import RunFolder, write_file
 
 # Whatever a class name may hold, a browser will not run it, nor fetch anything for it.
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
@@ -41,11 +40,7 @@ def write_report(runs: list[RunFolder], out: Path) -> Path:
     """
     path = out / "report.html" if out.is_dir() else out
     page = _page(gather(runs))
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as wrong:
-        raise ShortlistError(f"cannot make the folder {path.parent}: {wrong.strerror}") from wrong
-    write_whole(path, lambda file: file.write(page.encode()))
+    write_file(path, page.encode())
     return path
 
 

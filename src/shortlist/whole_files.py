@@ -1,0 +1,27 @@
+"""Files that are there whole or not at all, whatever happens on the way."""
+
+import os
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO
+
+WRITING = ".writing-"
+"""Prefix of files that have not got their names yet; one that stays behind belongs to a writer that was killed."""
+
+
+@contextmanager
+def written_whole(path: Path) -> Iterator[BinaryIO]:
+    """A file that takes its name only when the block has ended well; two processes may write it at once."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f"{WRITING}{path.name}-{secrets.token_hex(8)}")
+    try:
+        with partial.open("xb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(path)
+    except BaseException:
+        partial.unlink(missing_ok=True)
+        raise

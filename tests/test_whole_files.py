@@ -1,0 +1,41 @@
+"""A file is there whole, with its name, or not at all."""
+
+from pathlib import Path
+
+import pytest
+
+from shortlist.whole_files import written_whole
+
+
+def test_a_file_takes_its_name_only_when_it_is_whole(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "file"
+    with written_whole(path) as out:
+        out.write(b"some")
+        out.flush()
+        assert not path.exists()
+        out.write(b"thing")
+    assert path.read_bytes() == b"something"
+    assert list(path.parent.iterdir()) == [path]
+
+
+def test_a_failed_write_leaves_what_was_there(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(b"old")
+
+    def fail_half_way() -> None:
+        with written_whole(path) as out:
+            out.write(b"half")
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        fail_half_way()
+    assert path.read_bytes() == b"old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_others_may_read_the_file_as_the_umask_says(tmp_path: Path) -> None:
+    plain, whole = tmp_path / "plain", tmp_path / "whole"
+    plain.touch()
+    with written_whole(whole):
+        pass
+    assert whole.stat().st_mode == plain.stat().st_mode
