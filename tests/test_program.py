@@ -42,7 +42,8 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def small_settings(images: Path, out: Path) -> list[str | Path]:
     settings = "--model.name glyphnet --model.no-pretrained --data.image-size 32 --data.workers 1 --loss.k 2"
-    settings += " --train.epochs 3 --train.batch-size 12 --train.ks 1 2 --optim.lr 0.02 --optim.schedule constant"
+    settings += " --train.epochs 4 --train.batch-size 12 --train.ks 1 2 --optim.lr 0.05 --optim.schedule constant"
+    settings += " --loss.name cross_entropy --model.head linear"
     return [*settings.split(), "--optim.milestones", "--data.root", images, "--out", out]
 
 
@@ -66,7 +67,7 @@ def test_evaluation_repeats_the_result_and_writes_each_class(run: Path, tmp_path
     done = shortlist("evaluate", run, "--csv", tmp_path / "classes.csv")
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == pytest.approx(RunFolder(run).read_json("final.json")["test"], nan_ok=True)
-    rows = list(csv.DictReader((tmp_path / "classes.csv").open()))
+    rows = list(csv.DictReader((tmp_path / "classes.csv").read_text().splitlines()))
     assert [row["name"] for row in rows] == list(COLOURS)
     on_training = shortlist("evaluate", run, "--split", "train", "--ks", "1", "3")
     assert {"micro_top1", "micro_top3"} <= json.loads(on_training.stdout).keys()

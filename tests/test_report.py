@@ -573,7 +573,7 @@ def test_nothing_to_report_and_damaged_files_are_told(runs: list[RunFolder], tmp
             write_report([RunFolder(tmp_path / name)], tmp_path / "page.html")
     assert not (tmp_path / "page.html").exists()
     (tmp_path / "file").touch()
-    with pytest.raises(ShortlistError, match="cannot make the folder"):
+    with pytest.raises(ShortlistError, match="cannot write"):
         write_report(runs, tmp_path / "file" / "page.html")
 
 

@@ -23,6 +23,8 @@ from shortlist import recipes
 from shortlist.config import RunConfig
 from shortlist.errors import ShortlistError
 
+_FILE_WIDTH = 1000
+
 
 @dataclass(frozen=True, kw_only=True)
 class _TrainArguments(RunConfig):
@@ -115,7 +117,7 @@ def predict(arguments: list[str]) -> None:
         else:
             table.add_row(str(path), *(f"{each.name} ({each.score:.3f})" for each in suggestions))
     if not parsed.json:
-        Console(soft_wrap=True).print(table)
+        _print_table(table)
 
 
 @dataclass(frozen=True)
@@ -184,7 +186,7 @@ def demo(arguments: list[str]) -> None:
     from shortlist.demo import run_demo
 
     table, page = run_demo(parsed.out, _say)
-    Console(soft_wrap=True).print(table)
+    _print_table(table)
     print(f"\nopen {page}")
 
 
@@ -223,6 +225,11 @@ def main() -> None:
 
 def _parse(kind: type[Any], arguments: list[str], name: str, **options: Any) -> Any:
     return tyro.cli(kind, args=arguments, prog=f"shortlist {name}", **options)
+
+
+def _print_table(table: Table) -> None:
+    """As wide as the window; in a file, as wide as it takes."""
+    Console(highlight=False, width=None if sys.stdout.isatty() else _FILE_WIDTH).print(table)
 
 
 def _list_recipes() -> None:

@@ -7,6 +7,7 @@ from rich.table import Table
 
 from shortlist import recipes
 from shortlist.report import write_report
+from shortlist.report.names import LOSS_NAMES
 from shortlist.runs import RunFolder
 from shortlist.training import train
 
@@ -33,15 +34,16 @@ def run_demo(out: Path, say: Callable[[str], None]) -> tuple[Table, Path]:
 
 def results_table(runs: Sequence[RunFolder]) -> Table:
     """Test accuracy of finished runs, in percent."""
-    table = Table("loss", box=None, pad_edge=False)
+    table = Table(box=None, pad_edge=False)
+    table.add_column("loss", overflow="fold")
     config = runs[0].config
     k = config.loss.k
     columns = [f"micro_top{each}" for each in config.train.ks] + [f"macro_top{each}" for each in config.train.ks]
     columns += [f"{group}_top{k}" for group in ("few", "medium", "many")]
     for name in (*columns, "seconds"):
-        table.add_column(name.replace("_", " "), justify="right")
+        table.add_column(name.replace("_", "\n"), justify="right", no_wrap=True)
     for run in runs:
         result = run.read_json("final.json")
         values = ("-" if result["test"][name] is None else f"{100 * result['test'][name]:.1f}" for name in columns)
-        table.add_row(run.config.loss.name, *values, f"{result['train_seconds']:.0f}")
+        table.add_row(LOSS_NAMES[run.config.loss.name], *values, f"{result['train_seconds']:.0f}")
     return table

@@ -33,7 +33,8 @@ class Predictor:
     def __init__(self, run: RunFolder, device: str = "auto") -> None:
         if not (run.path / "preprocess.json").exists():
             raise ShortlistError(f"{run.path} was trained on embeddings, not images: it cannot suggest for images")
-        self.preprocess = Preprocess(**run.read_json("preprocess.json"))
+        settings = run.read_json("preprocess.json")
+        self.preprocess = Preprocess(**settings | {name: tuple(settings[name]) for name in ("mean", "std")})
         self.classes: list[str] = run.read_json("classes.json")["names"]
         self.device = pick_device(device)
         shape = (self.preprocess.channels, self.preprocess.crop, self.preprocess.crop)
