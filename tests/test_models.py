@@ -34,6 +34,13 @@ def test_glyphnet_does_not_mix_the_images_of_a_batch() -> None:
     torch.testing.assert_close(model(images)[:1], model(images[:1]))
 
 
+def test_weights_that_cannot_be_fetched_are_explained(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with pytest.raises(ShortlistError, match=r"weights of resnet18 could not be had .*--model\.no-pretrained"):
+        build_model(ModelConfig(name="resnet18", pretrained=True), (3, 32, 32), 5)
+
+
 def test_a_misspelt_network_is_answered_with_those_close_to_it() -> None:
     with pytest.raises(ShortlistError, match="got 'resnet5O', perhaps resnet50"):
         build_model(ModelConfig(name="resnet5O"), (3, 32, 32), 5)

@@ -111,7 +111,16 @@ def _from_timm(config: ModelConfig, channels: int) -> tuple[nn.Module, int]:
         close = difflib.get_close_matches(config.name, known, 3)
         hint = f", perhaps {' or '.join(close)} was meant" if close else ""
         raise ShortlistError(f"model.name must be a network of shortlist or timm, got {config.name!r}{hint}")
-    backbone = timm.create_model(config.name, pretrained=config.pretrained, num_classes=0, in_chans=channels)
+    try:
+        backbone = timm.create_model(config.name, pretrained=config.pretrained, num_classes=0, in_chans=channels)
+    except Exception as wrong:
+        if not config.pretrained:
+            raise
+        # No network, no such weights, a full disk: the hub and its cache fail in every way there is.
+        raise ShortlistError(
+            f"the pre-trained weights of {config.name} could not be had ({type(wrong).__name__}: {wrong}); "
+            "model.pretrained can be switched off with --model.no-pretrained"
+        ) from wrong
     was_training = backbone.training
     with torch.no_grad():  # some of timm's networks end wider or narrower than their num_features
         size = getattr(backbone, "default_cfg", {}).get("input_size", (3, 224, 224))[1:]

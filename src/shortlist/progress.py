@@ -21,6 +21,7 @@ class TrainingProgress:
         self._console = Console(stderr=True, quiet=not enabled, highlight=False)
         self._epochs, self._steps = epochs, steps
         self._refreshed = 0.0
+        self._validated = ""
         self._bar = Progress(
             TextColumn("[bold]{task.description}"),
             BarColumn(),
@@ -52,14 +53,14 @@ class TrainingProgress:
             self._task,
             completed=epoch * self._steps + step,
             description=f"epoch {epoch + 1}/{self._epochs}",
-            now=f"loss {loss:.4f}  {images_per_second:,.0f} images/s",
+            now=f"loss {loss:.4f}{self._validated}  {images_per_second:,.0f} images/s",
         )
 
     def epoch(self, epoch: int, train_loss: float, metric: str, value: float, rate: float, best: bool) -> None:
+        self._validated = f"  val {metric} {100 * value:.2f}%"
         mark = "  best so far" if best else ""
         self.say(
-            f"epoch {epoch + 1}/{self._epochs}  loss {train_loss:.4f}  val {metric} {100 * value:.2f}%"
-            f"  {rate:,.0f} images/s{mark}"
+            f"epoch {epoch + 1}/{self._epochs}  loss {train_loss:.4f}{self._validated}  {rate:,.0f} images/s{mark}"
         )
 
     def say(self, message: str) -> None:

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch import distributed as dist
 from torch.optim import SGD, AdamW, Optimizer
+from torch.utils.tensorboard import SummaryWriter
 
 from shortlist.config import OptimConfig, RunConfig
 from shortlist.criteria import build_loss
@@ -105,13 +106,18 @@ class Trainer:
             )
         self.at = Position()
         self.progress = TrainingProgress(config.train.epochs, self.steps, enabled=self.writes and not quiet)
+        self.events: SummaryWriter | None = None
 
     def run(self) -> None:
         self._begin_or_resume()
-        with self.progress, _stop_requests() as stop:
-            while self.at.epoch < self.config.train.epochs:
-                self._train_epoch(stop)
-                self._end_epoch()
+        try:
+            with self.progress, _stop_requests() as stop:
+                while self.at.epoch < self.config.train.epochs:
+                    self._train_epoch(stop)
+                    self._end_epoch()
+        finally:
+            if self.events is not None:
+                self.events.close()
         self.progress.say(f"testing the weights of epoch {self.at.best_epoch + 1}")
         self._finish()
         self.fabric.barrier()  # nobody reads the result before it is there
@@ -127,12 +133,14 @@ class Trainer:
             return
         name = torch.cuda.get_device_name(self.fabric.device) if self.fabric.device.type == "cuda" else "cpu"
         self.folder.write_json("environment.json", environment(name, self.fabric.world_size))
-        counts = self.problem.class_counts.tolist()
-        self.folder.write_json("classes.json", {"names": self.problem.classes, "train_images": counts})
+        classes = {"names": self.problem.classes, "train_images": self.problem.class_counts.tolist()}
+        self.folder.write_json("classes.json", classes | {"superclasses": self.problem.superclasses})
         self.folder.write_json("facts.json", self.problem.facts)
         if self.problem.preprocess is not None:
             self.folder.write_json("preprocess.json", asdict(self.problem.preprocess))
         self.folder.restart_metrics(self.at.epoch)
+        # Events of epochs that will be run again are hidden from what was written before.
+        self.events = SummaryWriter(str(self.folder.path / "tensorboard"), purge_step=self.at.epoch)
 
     def _plan(self, epoch: int) -> list[list[Tensor]]:
         train = self.config.train
@@ -160,7 +168,7 @@ class Trainer:
         images_before = self.at.images
         for step in range(self.at.step, self.steps):
             count = min(config.train.batch_size, len(self.problem.train) - step * config.train.batch_size)
-            loss_sum += self._step(batches, epoch, step, count)
+            self._step(batches, epoch, step, count, loss_sum)
             self.at.step, self.at.images = step + 1, self.at.images + count
             if self.at.step % _LOOK_EVERY == 0 or self.at.step == self.steps or self.progress.due():
                 self.at.loss_sum = self._finite(loss_sum)
@@ -173,13 +181,19 @@ class Trainer:
                 self._checkpoint()
                 raise Interrupted(f"stopped in epoch {epoch + 1}; add --resume to go on")
 
-    def _step(self, batches: Iterator[tuple[Tensor, Tensor, Tensor]], epoch: int, step: int, count: int) -> Tensor:
-        """One update; the sum over this batch's images, on all ranks, of the loss."""
+    def _step(
+        self,
+        batches: Iterator[tuple[Tensor, Tensor, Tensor]],
+        epoch: int,
+        step: int,
+        count: int,
+        loss_sum: Tensor,
+    ) -> None:
+        """One update with ``count`` images over all ranks; adds the losses of this rank's to ``loss_sum``."""
         config, fabric = self.config, self.fabric
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate(config.optim, epoch, step, self.steps, config.train.epochs)
-        torch.manual_seed(mix_seed(config.seed, _NOISE, epoch, step))
-        loss_sum = torch.zeros((), device=fabric.device)
+        _seed(fabric.device, mix_seed(config.seed, _NOISE, epoch, step))
         parts = config.train.accumulate
         for part in range(parts):
             inputs, target, _ = next(batches)
@@ -188,13 +202,13 @@ class Trainer:
             with fabric.no_backward_sync(self.model, enabled=part < parts - 1):
                 loss = self.criterion(self.model(inputs), target)
                 # Ranks and parts may differ in size by an image; DDP takes the plain mean over ranks.
-                fabric.backward(loss * (len(target) * fabric.world_size / count))
-            loss_sum += loss.detach() * len(target)
+                share = len(target) * fabric.world_size / count
+                fabric.backward(loss if share == 1 else loss * share)
+            loss_sum.add_(loss.detach(), alpha=len(target))
         if config.optim.clip_norm:
             fabric.clip_gradients(self.model, self.optimizer, max_norm=config.optim.clip_norm)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
-        return loss_sum
 
     def _finite(self, loss_sum: Tensor) -> float:
         value = loss_sum.item()
@@ -260,12 +274,11 @@ class Trainer:
         self.fabric.barrier()
 
     def _write_events(self, line: dict[str, Any]) -> None:
-        from torch.utils.tensorboard import SummaryWriter
-
-        with SummaryWriter(str(self.folder.path / "tensorboard"), purge_step=line["epoch"]) as events:
-            for name, value in line.items():
-                if name != "epoch" and value is not None:
-                    events.add_scalar(name, value, line["epoch"])
+        assert self.events is not None
+        for name, value in line.items():
+            if name != "epoch" and value is not None:
+                self.events.add_scalar(name, value, line["epoch"])
+        self.events.flush()
 
     def _finish(self) -> None:
         self.plain_model.load_state_dict(self.folder.load_best())
@@ -322,6 +335,12 @@ def _stop_requests() -> Iterator[_StopRequests]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def _seed(device: torch.device, seed: int) -> None:
+    """Seed the generator that the device's noise comes from, and no other: torch.manual_seed visits every device."""
+    generator = torch.cuda.default_generators[device.index or 0] if device.type == "cuda" else torch.default_generator
+    generator.manual_seed(seed)
 
 
 def _optimizer(config: OptimConfig, model: nn.Module) -> Optimizer:

@@ -95,7 +95,7 @@ class Problem:
 
 def evaluation_plan(count: int, batch_size: int, rank: int, world_size: int) -> list[Tensor]:
     """Batches of this rank's share: every image once over all ranks, none twice, nothing padded."""
-    mine = torch.arange(rank, count, world_size)
+    mine = torch.arange(count)[rank::world_size]
     return list(torch.split(mine, batch_size)) if len(mine) else []
 
 
