@@ -42,7 +42,7 @@ def small_config(data: Path, **overrides: Any) -> RunConfig:
         "model": ModelConfig(name="none"),
         "loss": LossConfig(name="noised_topk_hinge", k=3, epsilon=0.3, n_samples=3),
         "optim": OptimConfig(lr=0.05, schedule="cosine"),
-        "train": TrainConfig(epochs=4, batch_size=32, ks=(1, 3), device="cpu"),
+        "train": TrainConfig(epochs=8, batch_size=16, ks=(1, 3), device="cpu"),
     }
     return RunConfig(**(settings | overrides))
 

@@ -143,6 +143,7 @@ def test_a_mistake_is_answered_with_what_to_do(
     assert done.returncode == code, done.stderr
     assert message in done.stderr
     assert "Traceback" not in done.stderr
+    assert list(tmp_path.iterdir()) == [], "a mistake leaves nothing behind"
 
 
 def test_help_lists_every_command_and_recipe() -> None:

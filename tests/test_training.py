@@ -85,8 +85,8 @@ def test_killed_at_any_moment_it_ends_with_the_numbers_of_an_undisturbed_run(
 ) -> None:
     (tmp_path / "config.json").write_text(json.dumps(to_dict(small_config(data))))
     # Five writes begin a run (config, environment, classes, facts, metrics), three end an epoch, a few more the run.
-    deaths = ["write:1", "write:3", "time:0.2", "write:6", "rename:6", "write:7", "time:0.05", "write:8", "rename:7"]
-    deaths += ["rename:5", "write:5", "time:0.4", "write:10", "write:9", "rename:8", "write:7", "write:6"]
+    deaths = ["write:1", "write:3", "time:0.03", "write:6", "rename:6", "write:7", "time:0.02", "write:8", "rename:7"]
+    deaths += ["rename:5", "write:5", "time:0.04", "write:10", "write:9", "rename:8", "write:7", "write:6"]
     paths = [str(tmp_path / "config.json"), str(tmp_path / "run")]
     command = [sys.executable, "-m", "tests.small_runs", *paths, *deaths]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
@@ -202,7 +202,7 @@ def test_progress_is_one_line_an_epoch_where_nobody_watches(data: Path, tmp_path
     done = shortlist("train", "embeddings", *config_arguments(small_config(data)), "--out", tmp_path / "run")
     assert done.returncode == 0, done.stderr
     epochs = [line for line in done.stderr.splitlines() if line.startswith("epoch ")]
-    assert len(epochs) == 4
+    assert len(epochs) == 8
     assert "images/s" in epochs[0]
     assert "\r" not in done.stderr
     assert "macro_top3" in done.stdout

@@ -95,7 +95,7 @@ class RunFolder:
                 raise ShortlistError(f"{self.path} holds a run with another configuration; choose another folder")
             if self.finished:
                 raise ShortlistError(f"{self.path} has already finished; `shortlist report {self.path}` shows it")
-            if not resume:
+            if not resume and (self.path / "checkpoints").exists():
                 raise ShortlistError(f"{self.path} holds a run that was interrupted; add --resume to go on with it")
         elif any(found.name != ".lock" for found in self.path.iterdir()):
             raise ShortlistError(f"{self.path} is not empty and holds no run; choose another folder")

@@ -74,9 +74,10 @@ def train(config: RunConfig, *, folder: Path | None = None, resume: bool = False
     """
     fabric = _fabric(config)
     run = RunFolder(folder or Path("runs", config.recipe, f"{config.key()}-s{config.seed}"))
+    trainer = Trainer(config, fabric, run, quiet=quiet)  # before the folder is made: bad data should leave none
     with run.claim(config, resume=resume) if fabric.is_global_zero else nullcontext():
         fabric.barrier()
-        Trainer(config, fabric, run, quiet=quiet).run()
+        trainer.run()
     return run
 
 
@@ -127,6 +128,7 @@ class Trainer:
         if state is not None:
             self.plain_model.load_state_dict(state["model"])
             self.optimizer.load_state_dict(state["optimizer"])
+            self.fabric.strategy.precision.load_state_dict(state["precision"])
             self.at = Position(**state["position"])
             self.progress.say(f"resuming {self.folder.path} at epoch {self.at.epoch + 1}, step {self.at.step}")
         if not self.writes:
@@ -268,6 +270,7 @@ class Trainer:
             state = {
                 "model": self.plain_model.state_dict(),
                 "optimizer": self.optimizer.state_dict(),
+                "precision": self.fabric.strategy.precision.state_dict(),
                 "position": asdict(self.at),
             }
             self.folder.save_checkpoint(state, self.at.epoch * self.steps + self.at.step)
