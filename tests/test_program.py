@@ -14,7 +14,12 @@ from shortlist import recipes
 from shortlist.runs import RunFolder
 from shortlist.training import train
 
-COLOURS = {"crimson & <rose>": (200, 30, 60), "leaf": (40, 160, 50), "sky": (60, 120, 220), "sun": (240, 200, 40)}
+COLOURS = {
+    "[bold] leaf": (40, 160, 50),
+    "crimson & <rose>": (200, 30, 60),
+    "sky": (60, 120, 220),
+    "sun": (240, 200, 40),
+}
 
 
 def shortlist(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
@@ -83,9 +88,10 @@ def test_suggestions_come_from_the_run_folder_alone(run: Path, tmp_path: Path) -
     right = [name in {each["name"] for each in line["suggestions"]} for name, line in zip(COLOURS, lines, strict=True)]
     assert sum(right) >= 3
     assert all(line["suggestions"][0]["score"] >= line["suggestions"][1]["score"] for line in lines)
-    table = shortlist("predict", run, tmp_path / "0.png", "-k", "1")
+    table = shortlist("predict", run, tmp_path / "0.png")
     assert "0.png" in table.stdout
     assert table.stdout.count("\n") == 2
+    assert "[bold] leaf" in table.stdout, "names are not markup"
 
 
 def test_the_page_shows_the_run(run: Path, tmp_path: Path) -> None:
@@ -125,6 +131,8 @@ WRONG = [
     (["train", "smoke", "--loss.name", "cross_entropi"], 2, "cross_entrop"),
     (["train", "smoke", "--loss.k", "-1"], 2, "loss.k must be"),
     (["train", "smoke", "--loss.k", "400"], 1, "loss.k must be below the number of classes, 373, got 400"),
+    (["train", "smoke", "--train.ks", "1", "5000"], 1, "train.ks must not exceed the number of classes, 373, got"),
+    (["train", "smoke", "--train.device", "mps"], 1, "train.device = mps cannot be used here"),
     (["train", "folder", "--data.root", "/nowhere/at/all"], 1, "/nowhere/at/all"),
     (["train", "cifar100_table2_epsilon_1", "--data.root", "/nowhere"], 1, "/nowhere"),
     (["evaluate", "/nowhere"], 1, "there is no folder /nowhere"),

@@ -188,6 +188,16 @@ def test_a_full_disk_ends_the_run_with_a_message_and_it_can_go_on(
     assert outcome(tmp_path / "run")["metrics"] == outcome(undisturbed)["metrics"]
 
 
+def test_several_seeds_go_on_where_they_stopped(data: Path, tmp_path: Path) -> None:
+    settings = TrainConfig(epochs=1, batch_size=32, ks=(1, 3), device="cpu")
+    arguments = ["train", "embeddings", *config_arguments(small_config(data, train=settings)), "--out", str(tmp_path)]
+    assert shortlist(*arguments, "--seeds", "0").returncode == 0
+    done = shortlist(*arguments, "--seeds", "0", "1", "--resume")
+    assert done.returncode == 0, done.stderr
+    assert f"{tmp_path / 's0'} has finished before" in done.stderr
+    assert outcome(tmp_path / "s0") != outcome(tmp_path / "s1")
+
+
 def test_the_folder_tells_the_whole_story(data: Path, undisturbed: Path) -> None:
     run = RunFolder.existing(undisturbed)
     assert run.config == small_config(data)

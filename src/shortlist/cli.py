@@ -47,11 +47,17 @@ def train(arguments: list[str]) -> None:
     parsed = _parse(_TrainArguments, arguments[1:], f"train {arguments[0]}", default=_TrainArguments(**fields))
     config = RunConfig(**{name: getattr(parsed, name) for name in fields})
 
+    from shortlist.runs import RunFolder, default_folder
     from shortlist.training import train
 
     for seed in parsed.seeds or (config.seed,):
         folder = parsed.out / f"s{seed}" if parsed.out and parsed.seeds else parsed.out
-        run = train(dataclasses.replace(config, seed=seed), folder=folder, resume=parsed.resume)
+        seeded = dataclasses.replace(config, seed=seed)
+        done = RunFolder(folder or default_folder(seeded))
+        if parsed.seeds and parsed.resume and done.finished and done.config == seeded:
+            _say(f"{done.path} has finished before")
+            continue
+        run = train(seeded, folder=folder, resume=parsed.resume)
         if os.environ.get("RANK", "0") == "0":  # set by torchrun
             print(f"{run.path}  test {_percentages(run.read_json('final.json')['test'])}")
 
@@ -93,8 +99,8 @@ class _PredictArguments:
     """Folder of the run."""
     images: tyro.conf.Positional[tuple[Path, ...]]
     """Image files, or folders of them."""
-    k: Annotated[int, tyro.conf.arg(aliases=["-k"])] = 5
-    """Number of suggestions."""
+    k: Annotated[int | None, tyro.conf.arg(aliases=["-k"])] = None
+    """Number of suggestions; by default the K that the run was trained for."""
     json: bool = False
     """Print JSON, one object an image, instead of a table."""
     device: str = "auto"
@@ -109,9 +115,10 @@ def predict(arguments: list[str]) -> None:
     from shortlist.runs import RunFolder
 
     files = image_files(parsed.images)
-    predictor = Predictor(RunFolder.existing(parsed.run), parsed.device)
-    table = Table("image", *(f"{place + 1}" for place in range(parsed.k)), box=None, pad_edge=False)
-    for path, suggestions in predictor.suggest(files, parsed.k):
+    run = RunFolder.existing(parsed.run)
+    k = parsed.k or run.config.loss.k
+    table = Table("image", *(f"{place + 1}" for place in range(k)), box=None, pad_edge=False)
+    for path, suggestions in Predictor(run, parsed.device).suggest(files, k):
         if parsed.json:
             print(json.dumps({"image": str(path), "suggestions": [dataclasses.asdict(each) for each in suggestions]}))
         else:
@@ -229,7 +236,7 @@ def _parse(kind: type[Any], arguments: list[str], name: str, **options: Any) -> 
 
 def _print_table(table: Table) -> None:
     """As wide as the window; in a file, as wide as it takes."""
-    Console(highlight=False, width=None if sys.stdout.isatty() else _FILE_WIDTH).print(table)
+    Console(highlight=False, markup=False, width=None if sys.stdout.isatty() else _FILE_WIDTH).print(table)
 
 
 def _list_recipes() -> None:

@@ -132,7 +132,8 @@ class OptimConfig:
     def __post_init__(self) -> None:
         _one_of(self, "name", "schedule")
         _within(self, "lr", 0, math.inf)
-        _within(self, "momentum", 0, 1)
+        _within(self, "momentum", 0, 0.9999)
+        _within(self, "decay", 0, 1)
         _within(self, "weight_decay", 0, math.inf)
         _within(self, "warmup_epochs", 0, math.inf)
         _within(self, "clip_norm", 0, math.inf)
@@ -186,9 +187,10 @@ class RunConfig:
     train: TrainConfig = field(default_factory=TrainConfig)
 
     def __post_init__(self) -> None:
-        if self.optim.schedule == "step" and any(m >= self.train.epochs for m in self.optim.milestones):
+        if self.optim.schedule == "step" and any(not 0 < m < self.train.epochs for m in self.optim.milestones):
             raise ShortlistError(
-                f"optim.milestones must lie below train.epochs = {self.train.epochs}, got {self.optim.milestones}"
+                f"optim.milestones must lie between 0 and train.epochs = {self.train.epochs}, "
+                f"got {self.optim.milestones}"
             )
         if self.train.batch_size % self.train.accumulate:
             raise ShortlistError(

@@ -23,7 +23,7 @@ def run_demo(out: Path, say: Callable[[str], None]) -> tuple[Table, Path]:
     runs = []
     for name in DEMO_RECIPES:
         run = RunFolder(out / name)
-        if run.finished:
+        if run.finished and run.config == recipes.build(name):
             say(f"{run.path} has finished before")
         else:
             say(f"{name}: {recipes.HELP[name]}")

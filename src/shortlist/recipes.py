@@ -128,6 +128,10 @@ def _pretrained_resnet50(data: DataName, loss: LossConfig) -> RunConfig:
     )
 
 
+def _with_rate(config: RunConfig, lr: float) -> RunConfig:
+    return replace(config, optim=replace(config.optim, lr=lr))
+
+
 def _head(loss: LossName) -> Literal["linear", "cosine"]:
     """In the paper the losses with margins, and they alone, score by cosines."""
     return "cosine" if loss in ("ldam", "imbalanced_noised_topk_hinge") else "linear"
@@ -167,6 +171,15 @@ def _register() -> None:
         for p in (0.0, 0.1, 0.2, 0.3, 0.4):
             text = f"Table 4 (top-5) and table 7 (top-1), {name.replace('_', '-')}, label noise p = {p}."
             _add(f"cifar100_table4_{name}_p{round(100 * p):02d}", text, partial(cifar100, loss, label_noise=p))
+    for p in (0.0, 0.4):
+        text = (
+            f"Ablation: table 4's smoothed hinge, p = {p}, at K times the rate, for its gradient is 1/K of the others'."
+        )
+        faster = partial(_with_rate, cifar100(smooth(k=5, tau=1.0), label_noise=p), 0.5)
+        _add(f"cifar100_rate_smooth_p{round(100 * p):02d}", text, faster)
+    # Without margins LDAM is the cross-entropy of scaled cosines.
+    text = "Ablation: table 5's cross-entropy, K = 5, with the cosine layer and scale that the margin losses have."
+    _add("plantnet_cosine_cross_entropy_k5", text, partial(plantnet, ldam(k=5, max_margin=0.0, scale=40)))
     for k in (1, 3, 5):
         for name, loss in {
             "cross_entropy": cross_entropy(k=k),

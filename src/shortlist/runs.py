@@ -148,7 +148,7 @@ class RunFolder:
             if _digest(content) == path.stem.rpartition("-")[2]:
                 state: dict[str, Any] = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
                 return state
-            warn(f"{path} is damaged (its checksum does not match): going back to the checkpoint before it")
+            warn(f"{path} is damaged (its checksum does not match) and is left out")
         return None
 
     def save_best(self, weights: dict[str, Tensor]) -> None:
@@ -165,6 +165,11 @@ class RunFolder:
             return safetensors.torch.load_file(path)
         except safetensors.SafetensorError as wrong:
             raise ShortlistError(f"{path} is damaged: {wrong}") from None
+
+
+def default_folder(config: RunConfig) -> Path:
+    """Where a run goes if nobody says where."""
+    return Path("runs", config.recipe, f"{config.key()}-s{config.seed}")
 
 
 def find_runs(paths: list[Path]) -> list[RunFolder]:

@@ -30,7 +30,7 @@ from shortlist.evaluation import Evaluation, evaluate
 from shortlist.models import build_model
 from shortlist.pictures import save_pictures
 from shortlist.progress import TrainingProgress
-from shortlist.runs import RunFolder, environment, file_digest, write_file
+from shortlist.runs import RunFolder, default_folder, environment, file_digest, write_file
 from shortlist.schedule import learning_rate
 
 # What the seeds are for, so that no two uses share one.
@@ -51,8 +51,9 @@ class Position:
     step: int = 0
     """Steps done in this epoch."""
     loss_sum: float = 0.0
-    """Sum over the images of this epoch so far."""
-    images: int = 0
+    """Sum over this rank's images of this epoch so far."""
+    images: float = 0
+    """Their number. A checkpoint holds the mean over ranks of both: what counts is their sum."""
     seconds: float = 0.0
     """Spent on training steps since the run began."""
     best_epoch: int = -1
@@ -73,7 +74,7 @@ def train(config: RunConfig, *, folder: Path | None = None, resume: bool = False
         Interrupted: SIGINT or SIGTERM came; a checkpoint was written.
     """
     fabric = _fabric(config)
-    run = RunFolder(folder or Path("runs", config.recipe, f"{config.key()}-s{config.seed}"))
+    run = RunFolder(folder or default_folder(config))
     trainer = Trainer(config, fabric, run, quiet=quiet)  # before the folder is made: bad data should leave none
     with run.claim(config, resume=resume) if fabric.is_global_zero else nullcontext():
         fabric.barrier()
@@ -90,6 +91,10 @@ class Trainer:
         self.problem: Problem = load_problem(config.data)
         torch.manual_seed(mix_seed(config.seed, _INIT))
         model: nn.Module = build_model(config.model, self.problem.input_shape, len(self.problem.classes))
+        if max(config.train.ks) > len(self.problem.classes):
+            raise ShortlistError(
+                f"train.ks must not exceed the number of classes, {len(self.problem.classes)}, got {config.train.ks}"
+            )
         self.criterion = build_loss(config.loss, self.problem.class_counts).to(fabric.device)
         if config.train.sync_batchnorm and fabric.world_size > 1:
             model = nn.SyncBatchNorm.convert_sync_batchnorm(model)  # type: ignore[no-untyped-call]
@@ -114,8 +119,10 @@ class Trainer:
         try:
             with self.progress, _stop_requests() as stop:
                 while self.at.epoch < self.config.train.epochs:
-                    self._train_epoch(stop)
+                    stopped = self._train_epoch(stop)
                     self._end_epoch()
+                    if stopped and self.at.epoch < self.config.train.epochs:
+                        raise Interrupted(f"stopped after epoch {self.at.epoch}; add --resume to go on")
         finally:
             if self.events is not None:
                 self.events.close()
@@ -156,7 +163,8 @@ class Trainer:
             self.fabric.world_size,
         )
 
-    def _train_epoch(self, stop: "_StopRequests") -> None:
+    def _train_epoch(self, stop: "_StopRequests") -> bool:
+        """Train to the end of the epoch, or raise ``Interrupted``; whether a stop was asked for at the very end."""
         config, epoch = self.config, self.at.epoch
         todo = self._plan(epoch)[self.at.step :]
         batches = self.problem.train.batches(
@@ -166,22 +174,26 @@ class Trainer:
         )
         self.model.train()
         began, done_before = time.monotonic(), self.at.seconds
-        loss_sum = torch.tensor(self.at.loss_sum, dtype=torch.float64, device=self.fabric.device)
-        images_before = self.at.images
+        precise = torch.float32 if self.fabric.device.type == "mps" else torch.float64
+        loss_sum = torch.tensor(self.at.loss_sum, dtype=precise, device=self.fabric.device)
+        images_before, asked = self.at.images, False
         for step in range(self.at.step, self.steps):
             count = min(config.train.batch_size, len(self.problem.train) - step * config.train.batch_size)
-            self._step(batches, epoch, step, count, loss_sum)
-            self.at.step, self.at.images = step + 1, self.at.images + count
+            self.at.images += self._step(batches, epoch, step, count, loss_sum)
+            self.at.step = step + 1
             if self.at.step % _LOOK_EVERY == 0 or self.at.step == self.steps or self.progress.due():
                 self.at.loss_sum = self._finite(loss_sum)
                 self.at.seconds = done_before + time.monotonic() - began
-                rate = (self.at.images - images_before) / (time.monotonic() - began)
-                self.progress.step(epoch, self.at.step, self.at.loss_sum / self.at.images, rate)
-            if stop.requested(self.fabric, self.at.step) and self.at.step < self.steps:
-                self.at.loss_sum = self._finite(loss_sum)
+                rate = (self.at.images - images_before) * self.fabric.world_size / (time.monotonic() - began)
+                self.progress.step(epoch, self.at.step, self.at.loss_sum / max(1, self.at.images), rate)
+            asked = stop.requested(self.fabric, self.at.step, last=self.at.step == self.steps)
+            if asked and self.at.step < self.steps:
+                self.at.loss_sum = self._sum_over_ranks(self._finite(loss_sum)) / self.fabric.world_size
+                self.at.images = self._sum_over_ranks(self.at.images) / self.fabric.world_size
                 self.at.seconds = done_before + time.monotonic() - began
                 self._checkpoint()
                 raise Interrupted(f"stopped in epoch {epoch + 1}; add --resume to go on")
+        return asked
 
     def _step(
         self,
@@ -190,27 +202,31 @@ class Trainer:
         step: int,
         count: int,
         loss_sum: Tensor,
-    ) -> None:
-        """One update with ``count`` images over all ranks; adds the losses of this rank's to ``loss_sum``."""
+    ) -> int:
+        """One update with ``count`` images over all ranks; returns the number of this rank's, adds up their losses."""
         config, fabric = self.config, self.fabric
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate(config.optim, epoch, step, self.steps, config.train.epochs)
         _seed(fabric.device, mix_seed(config.seed, _NOISE, epoch, step))
-        parts = config.train.accumulate
+        parts, images = config.train.accumulate, 0
         for part in range(parts):
             inputs, target, _ = next(batches)
-            if len(target) == 0:
-                raise ShortlistError(f"no image of a batch could be read: {self.problem.train.skipped[-1]} and others")
+            if len(target) == 0 and fabric.world_size == 1:
+                continue
+            if len(target) == 0:  # the other ranks would wait for this one's gradient for ever
+                raise ShortlistError(f"no image of a rank's part could be read: {self.problem.train.skipped[-1]}, ...")
             with fabric.no_backward_sync(self.model, enabled=part < parts - 1):
                 loss = self.criterion(self.model(inputs), target)
                 # Ranks and parts may differ in size by an image; DDP takes the plain mean over ranks.
                 share = len(target) * fabric.world_size / count
                 fabric.backward(loss if share == 1 else loss * share)
             loss_sum.add_(loss.detach(), alpha=len(target))
+            images += len(target)
         if config.optim.clip_norm:
             fabric.clip_gradients(self.model, self.optimizer, max_norm=config.optim.clip_norm)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
+        return images
 
     def _finite(self, loss_sum: Tensor) -> float:
         value = loss_sum.item()
@@ -228,7 +244,10 @@ class Trainer:
             raise ShortlistError(
                 f"train.select = {self.config.select_metric} is undefined: no such class among the validation images"
             )
-        train_loss = self._sum_over_ranks(self.at.loss_sum) / self.at.images
+        images = self._sum_over_ranks(self.at.images)
+        if images == 0:
+            raise ShortlistError(f"no training image could be read: {self.problem.train.skipped[-1]} and all others")
+        train_loss = self._sum_over_ranks(self.at.loss_sum) / images
         rate = len(self.problem.train) * (self.at.epoch + 1) / self.at.seconds
         best = value > self.at.best_value
         if best:
@@ -260,9 +279,10 @@ class Trainer:
         )
 
     def _sum_over_ranks(self, value: float) -> float:
+        if self.fabric.world_size == 1:
+            return value
         total = torch.tensor(value, dtype=torch.float64, device=self.fabric.device)
-        if self.fabric.world_size > 1:
-            dist.all_reduce(total)
+        dist.all_reduce(total)
         return total.item()
 
     def _checkpoint(self) -> None:
@@ -319,10 +339,11 @@ class _StopRequests:
             raise KeyboardInterrupt
         self._asked = True
 
-    def requested(self, fabric: lightning_fabric.Fabric, step: int) -> bool:
+    def requested(self, fabric: lightning_fabric.Fabric, step: int, *, last: bool) -> bool:
+        """Whether to stop after this step: on several ranks, agreed among them now and then, and at the last."""
         if fabric.world_size == 1:
             return self._asked
-        if step % _LOOK_EVERY:
+        if step % _LOOK_EVERY and not last:
             return False
         asked = torch.tensor(self._asked, dtype=torch.int32, device=fabric.device)
         dist.all_reduce(asked)
@@ -342,6 +363,9 @@ def _stop_requests() -> Iterator[_StopRequests]:
 
 def _seed(device: torch.device, seed: int) -> None:
     """Seed the generator that the device's noise comes from, and no other: torch.manual_seed visits every device."""
+    if device.type == "mps":
+        torch.mps.manual_seed(seed)
+        return
     generator = torch.cuda.default_generators[device.index or 0] if device.type == "cuda" else torch.default_generator
     generator.manual_seed(seed)
 
@@ -358,12 +382,15 @@ def _fabric(config: RunConfig) -> lightning_fabric.Fabric:
     """One device, or those that torchrun's variables speak of."""
     world_size = int(os.environ.get("WORLD_SIZE", "1"))
     local_size = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    fabric = lightning_fabric.Fabric(
-        accelerator=config.train.device,
-        devices=local_size,
-        num_nodes=world_size // local_size,
-        strategy="ddp" if world_size > 1 else "auto",
-        precision=config.train.precision,
-    )
+    try:
+        fabric = lightning_fabric.Fabric(
+            accelerator=config.train.device,
+            devices=local_size,
+            num_nodes=world_size // local_size,
+            strategy="ddp" if world_size > 1 else "auto",
+            precision=config.train.precision,
+        )
+    except (RuntimeError, ValueError) as wrong:
+        raise ShortlistError(f"train.device = {config.train.device} cannot be used here: {wrong}") from wrong
     fabric.launch()
     return fabric
