@@ -120,17 +120,53 @@ def test_ctrl_c_stops_with_a_checkpoint_and_resuming_ends_the_same(data: Path, t
     assert "interrupted; add --resume" in refused.stderr
 
 
+def start_two_ranks(config: RunConfig, out: Path, *options: str) -> subprocess.Popen[str]:
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node",
+        "2",
+        "-m",
+        "shortlist",
+    ]
+    command += ["train", "embeddings", *config_arguments(config), "--out", str(out), *options]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True, env=environment)
+
+
+def two_ranks(config: RunConfig, out: Path, *options: str) -> None:
+    process = start_two_ranks(config, out, *options)
+    messages = process.communicate(timeout=300)[1]
+    assert process.returncode == 0, messages
+
+
+def test_two_ranks_stop_together_and_resume_with_the_same_numbers(data: Path, tmp_path: Path) -> None:
+    config = small_config(data, train=TrainConfig(epochs=40, batch_size=8, ks=(1, 3), device="cpu"))
+    process = start_two_ranks(config, tmp_path / "stopped")
+    assert process.stderr is not None
+    while "epoch 1/40" not in process.stderr.readline():
+        assert process.poll() is None
+    process.terminate()
+    process.communicate(timeout=120)
+    state = RunFolder(tmp_path / "stopped").load_checkpoint(pytest.fail)
+    assert state is not None
+    assert 1 <= state["position"]["epoch"] < 40
+    two_ranks(config, tmp_path / "stopped", "--resume")
+    two_ranks(config, tmp_path / "undisturbed")
+    stopped, undisturbed = outcome(tmp_path / "stopped"), outcome(tmp_path / "undisturbed")
+    for line, other in zip(stopped["metrics"], undisturbed["metrics"], strict=True):
+        assert_close(line, other, rel=1e-6)
+
+
 def test_two_ranks_give_the_metrics_of_one(data: Path, tmp_path: Path) -> None:
     # The expectation in place of draws: ranks draw noise of their own, which one process cannot repeat.
     loss = LossConfig(name="noised_topk_hinge", k=3, epsilon=0.3, n_samples=float("inf"))
     settings = TrainConfig(epochs=3, batch_size=50, accumulate=2, ks=(1, 3), device="cpu", eval_batch_size=7)
     config = small_config(data, loss=loss, train=settings)
     alone = train(replace(config, recipe="embeddings"), folder=tmp_path / "alone", quiet=True).path
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    command += ["-m", "shortlist", "train", "embeddings", *config_arguments(config), "--out", str(tmp_path / "both")]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment, timeout=300)
-    assert done.returncode == 0, done.stderr
+    two_ranks(config, tmp_path / "both")
     one, two = outcome(alone), outcome(tmp_path / "both")
     for line, other in zip(one["metrics"], two["metrics"], strict=True):
         assert_close(line, other, rel=1e-4)
