@@ -29,6 +29,13 @@ def test_grey_images_and_embeddings_are_inputs_too() -> None:
     assert build_model(ModelConfig(name="none"), (12,), 5)(torch.randn(3, 12)).shape == (3, 5)
 
 
+def test_scores_are_not_rounded_by_mixed_precision() -> None:
+    model, features = build_model(ModelConfig(name="none", head="cosine"), (12,), 5), torch.randn(3, 12)
+    plain = model(features)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert torch.equal(model(features), plain)
+
+
 def test_glyphnet_does_not_mix_the_images_of_a_batch() -> None:
     model, images = build_model(ModelConfig(name="glyphnet"), (1, 28, 28), 5), torch.randn(4, 1, 28, 28)
     torch.testing.assert_close(model(images)[:1], model(images[:1]))

@@ -20,7 +20,10 @@ class Classifier(nn.Module):
         self.head = CosineLinear(num_features, num_classes) if cosine else nn.Linear(num_features, num_classes)
 
     def forward(self, inputs: Tensor) -> Tensor:
-        scores: Tensor = self.head(self.backbone(inputs))
+        features = self.backbone(inputs)
+        # Scores in bfloat16 would be rounded to steps as large as the noise and the margins that live on them.
+        with torch.autocast(features.device.type, enabled=False):
+            scores: Tensor = self.head(features.float())
         return scores
 
 
