@@ -16,7 +16,7 @@ except ImportError as missing:
     raise ImportError("shortlist.TopKMetrics needs torchmetrics: pip install 'shortlist[metrics]'") from missing
 
 # Classes by training images, as in the paper's tables: few < 20 <= medium <= 100 < many.
-_FEW_BELOW, _MANY_ABOVE = 20, 100
+FEW_BELOW, MANY_ABOVE = 20, 100
 
 
 class TopKMetrics(Metric):
@@ -98,7 +98,7 @@ class TopKMetrics(Metric):
         occurs = self.seen > 0
         groups = {"macro": occurs}
         if self.class_counts is not None:
-            few, many = self.class_counts < _FEW_BELOW, self.class_counts > _MANY_ABOVE
+            few, many = self.class_counts < FEW_BELOW, self.class_counts > MANY_ABOVE
             groups |= {"few": occurs & few, "medium": occurs & ~few & ~many, "many": occurs & many}
         result = {}
         for k, accuracy in self.per_class().items():

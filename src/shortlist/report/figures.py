@@ -6,7 +6,7 @@ Each is None where the runs do not hold what it needs.
 import math
 from collections.abc import Callable, Sequence
 
-from shortlist.metrics import _FEW_BELOW, _MANY_ABOVE
+from shortlist.metrics import FEW_BELOW, MANY_ABOVE
 from shortlist.report.accuracy import SizeBin, macro_by_k, macro_in_bin, micro_by_k, size_bins
 from shortlist.report.charts import Bar, Guide
 from shortlist.report.curves import curves_of, extent, figure, ring_best_epochs, side_by_side
@@ -90,7 +90,7 @@ def _class_bars(bins: Sequence[SizeBin]) -> list[Bar]:
 
 def _size_guides(x: Axis) -> list[Guide]:
     """Where few, medium and many, the groups of the table, meet."""
-    guides = [Guide(math.log2(_FEW_BELOW), "few", "medium"), Guide(math.log2(_MANY_ABOVE + 1), "", "many")]
+    guides = [Guide(math.log2(FEW_BELOW), "few", "medium"), Guide(math.log2(MANY_ABOVE + 1), "", "many")]
     return [guide for guide in guides if x.low < guide.x < x.high]
 
 

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-from shortlist.metrics import _FEW_BELOW, _MANY_ABOVE
+from shortlist.metrics import FEW_BELOW, MANY_ABOVE
 from shortlist.report.charts import key
 from shortlist.report.formats import ABSENT, counted, percent, seconds
 from shortlist.report.gather import Comparison, Setup
@@ -14,9 +14,9 @@ from shortlist.report.summary import Summary, summarise
 from shortlist.report.tables import scrolling
 
 SIZES = {
-    "few": f"under {_FEW_BELOW}",
-    "medium": f"{_FEW_BELOW} to {_MANY_ABOVE}",
-    "many": f"over {_MANY_ABOVE}",
+    "few": f"under {FEW_BELOW}",
+    "medium": f"{FEW_BELOW} to {MANY_ABOVE}",
+    "many": f"over {MANY_ABOVE}",
 }
 """The three groups of classes, by their training images."""
 _EQUALS = "\N{NO-BREAK SPACE}=\N{NO-BREAK SPACE}"
