@@ -19,7 +19,8 @@ unit: $(VENV)/installed
 
 # Uses the python at hand: a GPU machine has its own build of torch.
 test-gpu:
-	PYTHONPATH=src $(PYTHON) -m pytest -q -m gpu tests/test_gpu.py tests/data/test_tensors.py
+	PYTHONPATH=src $(PYTHON) -m pytest -q -m gpu tests
+	PYTHONPATH=src $(PYTHON) -m pytest -q tests/test_kernel_noised.py tests/test_kernel_smooth_hinge.py
 
 # Four losses on the built-in data: a table, and a page at demo/report.html.
 demo: $(VENV)/installed

@@ -7,6 +7,8 @@ import pytest
 import torch
 from hypothesis import settings
 
+if not torch.cuda.is_available():  # kernels then run in Triton's interpreter, which must know before it is imported
+    os.environ.setdefault("TRITON_INTERPRET", "1")
 if "PYTEST_XDIST_WORKER" in os.environ:  # the workers fill the cores; threads of each would fight over them
     torch.set_num_threads(1)
 

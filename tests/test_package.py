@@ -17,11 +17,13 @@ README = Path(__file__).parent.parent / "README.md"
 
 PUBLIC = [
     "CalibratedTopKHinge",
+    "ClassParallelNoisedTopKHead",
     "ConvexTopKHinge",
     "CosineLinear",
     "FocalLoss",
     "ImbalancedNoisedTopKHinge",
     "LDAMLoss",
+    "NoisedTopKHead",
     "NoisedTopKHinge",
     "ShortlistError",
     "SmoothTopKHinge",

@@ -10,8 +10,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
 
-from shortlist import ShortlistError
+from shortlist import ShortlistError, training
+from shortlist.captured import undone
 from shortlist.config import LossConfig, OptimConfig, RunConfig, TrainConfig, to_dict
 from shortlist.runs import RunFolder
 from shortlist.training import train
@@ -198,6 +200,42 @@ def test_mixed_precision_and_adamw_train_too(data: Path, tmp_path: Path) -> None
     optim = OptimConfig(name="adamw", lr=0.02, schedule="cosine", warmup_epochs=0.5, clip_norm=1.0)
     result = outcome(train(small_config(data, train=settings, optim=optim), folder=tmp_path, quiet=True).path)
     assert result["final"]["test"]["micro_top3"] > 0.6
+
+
+@pytest.mark.parametrize("optim", [OptimConfig(), OptimConfig(momentum=0), OptimConfig(name="adamw", lr=0.01)])
+@pytest.mark.parametrize("steps_before", [0, 2])
+def test_steps_that_are_undone_leave_no_trace(optim: OptimConfig, steps_before: int) -> None:
+    def weights_after(undone_steps: int) -> dict[str, torch.Tensor]:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5))
+        optimizer, inputs = training._optimizer(optim, model, fused=False), torch.randn(9, 4)
+
+        def steps(count: int) -> None:
+            for _ in range(count):
+                optimizer.zero_grad()
+                model(inputs).square().mean().backward()
+                optimizer.step()
+
+        steps(steps_before)
+        with undone(optimizer, [*model.parameters(), *model.buffers()]):
+            steps(undone_steps)
+        steps(4)
+        return model.state_dict()
+
+    torch.testing.assert_close(weights_after(3), weights_after(0), rtol=0, atol=0)
+
+
+def test_only_whole_batches_are_compiled(data: Path, tmp_path: Path) -> None:
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    settings = TrainConfig(epochs=2, batch_size=32, ks=(1, 3), device="cpu", compile=True)  # and a last batch of 4
+    config = small_config(data, train=settings, loss=LossConfig(name="cross_entropy", k=3))
+    compiled = outcome(train(config, folder=tmp_path / "compiled", quiet=True).path)
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
+    plain = replace(config, train=replace(settings, compile=False))
+    by_hand = outcome(train(plain, folder=tmp_path / "plain", quiet=True).path)
+    for line, other in zip(compiled["metrics"], by_hand["metrics"], strict=True):
+        assert_close(line, other, rel=1e-4)
 
 
 def test_a_loss_that_diverges_is_reported_and_leaves_nothing_half_written(data: Path, tmp_path: Path) -> None:

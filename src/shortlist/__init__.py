@@ -18,6 +18,8 @@ from shortlist.losses import (
     TopKHinge,
 )
 from shortlist.margins import class_margins
+from shortlist.noised_head import NoisedTopKHead
+from shortlist.parallel import ClassParallelNoisedTopKHead
 from shortlist.smoothing import smooth_topk, smooth_topk_sum, topk_sum, topk_value
 
 if TYPE_CHECKING:
@@ -27,11 +29,13 @@ __version__ = "0.1.0"
 
 __all__ = [
     "CalibratedTopKHinge",
+    "ClassParallelNoisedTopKHead",
     "ConvexTopKHinge",
     "CosineLinear",
     "FocalLoss",
     "ImbalancedNoisedTopKHinge",
     "LDAMLoss",
+    "NoisedTopKHead",
     "NoisedTopKHinge",
     "ShortlistError",
     "SmoothTopKHinge",

@@ -27,24 +27,24 @@ class ScoredBatch:
     ) -> None:
         check_reduction(reduction)
         self._reduction, self._weight_L = reduction, None
-        self.scores_RL, self._index_R, self._probability_RL = with_classes_last(scores, target)
+        self.scores_RL, self.index_R, self._probability_RL = with_classes_last(scores, target)
         self._result_dtype = result_dtype(scores)
         self.num_classes = self.scores_RL.shape[-1]
         if weight is not None:
             check_floating("weight", weight)
             check_per_class("weight", weight, self.num_classes)
             self._weight_L = weight.to(self.scores_RL.dtype)
-        if self._index_R is not None:
-            check_labels_in_range(self._index_R, self.num_classes, ignore_index)
-            self._kept_R = self._index_R != ignore_index
-            self._index_R = torch.where(self._kept_R, self._index_R, 0)
+        if self.index_R is not None:
+            check_labels_in_range(self.index_R, self.num_classes, ignore_index)
+            self._kept_R = self.index_R != ignore_index
+            self.index_R = torch.where(self._kept_R, self.index_R, 0)
         elif ignore_index >= 0:
             raise ShortlistError(f"ignore_index must be negative where target holds probabilities, got {ignore_index}")
         self.scores_RC = self.pick(self.scores_RL)  # the candidates' own
 
     def pick(self, values_RL: Tensor) -> Tensor:
         """Of values for every class, those of the candidates."""
-        return values_RL if self._index_R is None else values_RL.gather(-1, self._index_R.unsqueeze(-1))
+        return values_RL if self.index_R is None else values_RL.gather(-1, self.index_R.unsqueeze(-1))
 
     def pick_per_class(self, values_L: Tensor) -> Tensor:
         """Of values that depend on the class alone, those of the candidates."""
@@ -52,10 +52,10 @@ class ScoredBatch:
 
     def without_candidate(self) -> Tensor | None:
         """Scores with the label's at -inf; None where every class is a candidate."""
-        if self._index_R is None:
+        if self.index_R is None:
             return None
         classes_L = torch.arange(self.num_classes, device=self.scores_RL.device)
-        return self.scores_RL.masked_fill(classes_L == self._index_R.unsqueeze(-1), -math.inf)
+        return self.scores_RL.masked_fill(classes_L == self.index_R.unsqueeze(-1), -math.inf)
 
     def last_dim_classes(self, noise: Tensor | None) -> Tensor | None:
         """Noise shaped like the caller's scores, turned as the scores were."""
@@ -63,14 +63,12 @@ class ScoredBatch:
 
     def reduce(self, loss_RC: Tensor) -> Tensor:
         """Weigh, average over candidates, reduce over rows; a row with a NaN or infinite score cannot end up finite."""
-        # 0 * x is NaN for the scores that arithmetic on a few chosen classes would otherwise overlook.
-        loss_RC = loss_RC + (self.scores_RL.detach() * 0).sum(-1, keepdim=True)
+        # Arithmetic on a few chosen classes would overlook what is wrong with others. A NaN is both the largest and the
+        # smallest score, an infinity is one of them, and 0 times either is NaN.
+        scores_RL = self.scores_RL.detach()
+        loss_RC = loss_RC + 0 * scores_RL.amax(-1, keepdim=True) + 0 * scores_RL.amin(-1, keepdim=True)
         loss_R, share_R = self._weighted(loss_RC)
-        if self._reduction == "mean":
-            loss_R = loss_R.sum() / share_R.sum()
-        elif self._reduction == "sum":
-            loss_R = loss_R.sum()
-        return loss_R.to(self._result_dtype)
+        return reduce_rows(loss_R, share_R, self._reduction).to(self._result_dtype)
 
     def _weighted(self, loss_RC: Tensor) -> tuple[Tensor, Tensor]:
         """Each row's loss, and its share in the denominator of a mean."""
@@ -78,11 +76,22 @@ class ScoredBatch:
             weight_RL = self._probability_RL if self._weight_L is None else self._probability_RL * self._weight_L
             loss_R = (weight_RL * loss_RC).sum(-1)
             return loss_R, torch.ones_like(loss_R)
-        loss_R = loss_RC.squeeze(-1)
-        share_R = self._kept_R.to(loss_R.dtype)
-        if self._weight_L is not None:
-            share_R = share_R * self.pick_per_class(self._weight_L).squeeze(-1)
-        return torch.where(self._kept_R, share_R * loss_R, 0), share_R
+        weight_R = None if self._weight_L is None else self.pick_per_class(self._weight_L).squeeze(-1)
+        return weigh_rows(loss_RC.squeeze(-1), self._kept_R, weight_R)
+
+
+def weigh_rows(loss_R: Tensor, kept_R: Tensor, weight_R: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Each labelled row's loss, and its share in the denominator of a mean; ignored rows have neither."""
+    share_R = kept_R.to(loss_R.dtype)
+    if weight_R is not None:
+        share_R = share_R * weight_R
+    return torch.where(kept_R, share_R * loss_R, 0), share_R
+
+
+def reduce_rows(loss_R: Tensor, share_R: Tensor, reduction: Reduction) -> Tensor:
+    if reduction == "mean":
+        return loss_R.sum() / share_R.sum()
+    return loss_R.sum() if reduction == "sum" else loss_R
 
 
 def check_reduction(reduction: str) -> None:

@@ -1,4 +1,4 @@
-"""Standard normal draws that differ from rank to rank."""
+"""Random draws that differ from rank to rank."""
 
 import math
 from collections.abc import Sequence
@@ -23,8 +23,31 @@ def standard_normal(
         return torch.randn(*shape, dtype=dtype, device=device, generator=generator)
     # Not with generator=None: torch.compile would then take no symbolic shapes.
     noise = torch.randn(*shape, dtype=dtype, device=device)
-    rank = dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
+    rank = _rank()
     return noise if rank == 0 else _rehash(noise, rank)
+
+
+def cpu_generator_from(generator: torch.Generator | None) -> torch.Generator:
+    """A generator for draws whose number depends on the data: it takes one draw from ``generator``, or the default one.
+
+    So ranks stay agreed on what is drawn afterwards, however much each has drawn. As in ``standard_normal``, ranks that
+    share the seed of the default generator have draws of their own.
+    """
+    seed = torch.randint(2**62, (1,), generator=generator)
+    rank = _rank() if generator is None else 0
+    if rank != 0:
+        seed = mix_bits(seed + mix_bits(torch.full_like(seed, rank)))
+    return torch.Generator().manual_seed(int(seed))
+
+
+def rank_key(generator: torch.Generator | None) -> int:
+    """What to mix into a seed drawn from ``generator`` so that ranks have draws of their own; 0 on rank 0."""
+    rank = _rank() if generator is None else 0
+    return int(mix_bits(torch.tensor(rank))) if rank else 0
+
+
+def _rank() -> int:
+    return dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
 
 
 def _rehash(noise: Tensor, key: int) -> Tensor:

@@ -6,12 +6,25 @@ from torch import Tensor
 
 def working(x: Tensor) -> Tensor:
     """Half types are widened to float32: noise, sums over classes and differences of close scores need it."""
-    return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
+    return x.to(working_dtype(x.dtype))
+
+
+def working_dtype(dtype: torch.dtype) -> torch.dtype:
+    return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
 
 
 def result_dtype(x: Tensor) -> torch.dtype:
     """As torch's own losses: the dtype of the input, but at least float32 under autocast."""
-    kind = x.device.type
-    if torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind):
-        return working(x).dtype
+    return working(x).dtype if _under_autocast(x) else x.dtype
+
+
+def product_dtype(x: Tensor) -> torch.dtype:
+    """As ``F.linear``: the dtype of the input, or that of autocast, which leaves float64 alone."""
+    if _under_autocast(x) and x.dtype != torch.float64:
+        return torch.get_autocast_dtype(x.device.type)
     return x.dtype
+
+
+def _under_autocast(x: Tensor) -> bool:
+    kind = x.device.type
+    return torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)

@@ -20,6 +20,7 @@ from rich.progress import DownloadColumn, Progress
 from rich.table import Table
 
 from shortlist import recipes
+from shortlist.bench import Suite
 from shortlist.config import RunConfig
 from shortlist.errors import ShortlistError
 
@@ -197,11 +198,42 @@ def demo(arguments: list[str]) -> None:
     print(f"\nopen {page}")
 
 
+@dataclass(frozen=True)
+class _BenchArguments:
+    suites: tyro.conf.Positional[tuple[Suite, ...]] = ()
+    """What to measure; by default everything."""
+    quick: bool = False
+    """Tiny cases, in seconds: whether all works and is right, not how fast it is."""
+    out: Path = Path("bench.csv")
+    """The measurements, a row each; rows that it already has stay."""
+    device: str = "auto"
+    """Where to measure."""
+    document: tuple[Path, ...] = ()
+    """Measure nothing: from these CSV files make the tables and plots of performance.md in the folder named last."""
+
+
+def bench(arguments: list[str]) -> None:
+    """Measure every speed figure beside its peers: shortlist bench [SUITE ...]"""
+    parsed = _parse(_BenchArguments, arguments, "bench")
+    if parsed.document:
+        from shortlist.bench.document import write_performance
+
+        *files, folder = parsed.document
+        print(write_performance(files, folder))
+        return
+
+    from shortlist.bench import run
+
+    run(parsed.suites, parsed.quick, parsed.out, device=parsed.device, say=_say)
+    print(parsed.out)
+
+
 COMMANDS: dict[str, Callable[[list[str]], None]] = {
     "train": train,
     "evaluate": evaluate,
     "predict": predict,
     "report": report,
+    "bench": bench,
     "datasets": datasets,
     "demo": demo,
 }

@@ -157,6 +157,8 @@ class TrainConfig:
     """Keep images channels-last in memory: faster convolutions on recent GPUs."""
     compile: bool = False
     """Compile the network with torch.compile."""
+    cuda_graph: bool = True
+    """Launch a step as one CUDA graph where it can be: on one GPU, data in memory, no accumulation, not 16-mixed."""
     sync_batchnorm: bool = False
     """Share batch statistics between GPUs."""
     ks: tuple[int, ...] = (1, 3, 5)

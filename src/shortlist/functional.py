@@ -20,16 +20,20 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from shortlist._batch import Reduction, ScoredBatch
+from shortlist import kernels
+from shortlist._batch import Reduction, ScoredBatch, check_reduction
 from shortlist._checks import (
     ClassCounts,
+    check_floating,
     check_k,
     check_n_samples,
     check_noise,
     check_not_negative,
+    check_per_class,
     check_positive,
     checked_class_counts,
 )
+from shortlist._precision import result_dtype
 from shortlist._subsets import log_subset_ratio, log_subset_ratio_without_each
 from shortlist.exact import exact_topk
 from shortlist.margins import class_margins
@@ -195,6 +199,10 @@ def smooth_topk_hinge(
     if tau == 0:
         _, kth_RC = _largest_of_others(batch, k)
         return batch.reduce((1 + (kth_RC - batch.scores_RC) / k).relu())
+    if batch.index_R is not None and _are_labelled_rows(scores, target):
+        from shortlist.kernels.smooth_hinge import log_odds_against
+
+        return batch.reduce(tau * _softplus(log_odds_against(scores, batch.index_R, k, tau).unsqueeze(-1)))
     others_RL = batch.without_candidate()
     if others_RL is None:
         log_ratio_RC = log_subset_ratio_without_each(batch.scores_RL / (k * tau), k)
@@ -301,9 +309,9 @@ def noised_topk_hinge(
         Garcin et al., Stochastic smoothing of the top-K calibrated hinge loss for deep imbalanced classification,
         ICML 2022.
     """
-    batch = ScoredBatch(scores, target, weight=weight, ignore_index=ignore_index, reduction=reduction)
-    rival_R1 = _smooth_rival(batch, scores, k, epsilon, n_samples, noise, generator)
-    return batch.reduce((1 + rival_R1 - batch.scores_RC).relu())
+    return _noised_hinge(
+        scores, target, k, None, 1.0, epsilon, n_samples, noise, generator, weight, ignore_index, reduction
+    )
 
 
 def imbalanced_noised_topk_hinge(
@@ -344,11 +352,64 @@ def imbalanced_noised_topk_hinge(
         Garcin et al., Stochastic smoothing of the top-K calibrated hinge loss for deep imbalanced classification,
         ICML 2022.
     """
-    batch = ScoredBatch(scores, target, weight=weight, ignore_index=ignore_index, reduction=reduction)
+    check_floating("scores", scores)
     check_positive("scale", scale)
-    margin_RC = _margins(batch, class_counts, max_margin)
+    counts_L = checked_class_counts(class_counts, scores.shape[min(1, scores.dim() - 1)] if scores.dim() else None)
+    margins_L = class_margins(counts_L.to(scores.device), max_margin)
+    return _noised_hinge(
+        scores, target, k, margins_L, scale, epsilon, n_samples, noise, generator, weight, ignore_index, reduction
+    )
+
+
+def _noised_hinge(
+    scores: Tensor,
+    target: Tensor,
+    k: int,
+    margins_L: Tensor | None,
+    scale: float,
+    epsilon: float,
+    n_samples: float,
+    noise: Tensor | None,
+    generator: torch.Generator | None,
+    weight: Tensor | None,
+    ignore_index: int,
+    reduction: Reduction,
+) -> Tensor:
+    """``scale (m_y + smoothed (K+1)-th largest score - s_y)_+``; without margins they are 1."""
+    check_n_samples(n_samples)
+    check_not_negative("epsilon", epsilon)
+    if noise is None and epsilon > 0 and n_samples != math.inf and _are_labelled_rows(scores, target):
+        num_classes = scores.shape[1]
+        check_k(k, num_classes - 1, num_classes)
+        check_reduction(reduction)
+        if weight is not None:
+            check_floating("weight", weight)
+            check_per_class("weight", weight, num_classes)
+        from shortlist.kernels.noised import noised_hinge
+
+        loss = noised_hinge(
+            scores, target, k, margins_L, scale, epsilon, int(n_samples), generator, weight, ignore_index, reduction
+        )
+        return loss.to(result_dtype(scores))
+    batch = ScoredBatch(scores, target, weight=weight, ignore_index=ignore_index, reduction=reduction)
+    margin_RC = 1 if margins_L is None else batch.pick_per_class(margins_L.to(batch.scores_RL.dtype))
     rival_R1 = _smooth_rival(batch, scores, k, epsilon, n_samples, noise, generator)
     return batch.reduce(scale * (margin_RC + rival_R1 - batch.scores_RC).relu())
+
+
+def _are_labelled_rows(scores: Tensor, target: Tensor) -> bool:
+    """``(N, L)`` scores with ``(N,)`` labels, where the kernels can take them."""
+    return (
+        isinstance(scores, Tensor)
+        and isinstance(target, Tensor)
+        and kernels.usable(scores)
+        and scores.dim() == 2
+        and scores.shape[1] > 1
+        and target.dtype == torch.int64
+        and target.shape == scores.shape[:1]
+        and len(target) > 0
+        and target.device == scores.device
+    )
 
 
 def _smooth_rival(
@@ -362,7 +423,6 @@ def _smooth_rival(
 ) -> Tensor:
     """``(R, 1)`` smoothed (K+1)-th largest score: the best one that is left out of K suggestions."""
     check_k(k, batch.num_classes - 1, batch.num_classes)
-    check_n_samples(n_samples)
     check_noise(noise, scores, generator)
     if n_samples == math.inf and noise is None:
         rival_R = exact_topk(batch.scores_RL, k + 1, epsilon=epsilon)

@@ -45,12 +45,12 @@ class CosineLinear(nn.Module):
         nn.init.normal_(self.weight, std=1 / math.sqrt(self.in_features))
 
     def forward(self, features: Tensor) -> Tensor:
-        return F.linear(_unit(features), _unit(self.weight))
+        return F.linear(unit_rows(features), unit_rows(self.weight))
 
     def extra_repr(self) -> str:
         return f"in_features={self.in_features}, out_features={self.out_features}"
 
 
-def _unit(x: Tensor) -> Tensor:
+def unit_rows(x: Tensor) -> Tensor:
     """Rows of length one; the length is taken in float32, where squares of half types neither vanish nor overflow."""
     return F.normalize(working(x), dim=-1).to(x.dtype)

@@ -18,6 +18,7 @@ from shortlist._checks import (
     check_positive,
     checked_class_counts,
 )
+from shortlist.margins import class_margins
 
 __all__ = [
     "CalibratedTopKHinge",
@@ -218,9 +219,13 @@ class _NoisedLoss(_TopKLoss):
         self.n_samples = n_samples
         self.eval_n_samples = eval_n_samples
 
-    def _draws(self) -> float:
+    def draws(self) -> float:
         """B for this call, which may differ in evaluation mode."""
         return self.n_samples if self.training or self.eval_n_samples is None else self.eval_n_samples
+
+    def of_rival(self, rival_R: Tensor, own_R: Tensor, index_R: Tensor) -> Tensor:
+        """Each row's loss from its smoothed (K+1)-th largest score, its label's score and its label."""
+        return (1 + rival_R - own_R).relu()
 
 
 class NoisedTopKHinge(_NoisedLoss):
@@ -262,7 +267,7 @@ class NoisedTopKHinge(_NoisedLoss):
             target,
             self.k,
             epsilon=self.epsilon,
-            n_samples=self._draws(),
+            n_samples=self.draws(),
             noise=noise,
             generator=generator,
             **self._shared(),
@@ -319,10 +324,14 @@ class ImbalancedNoisedTopKHinge(_NoisedLoss):
             self.class_counts,
             self.k,
             epsilon=self.epsilon,
-            n_samples=self._draws(),
+            n_samples=self.draws(),
             max_margin=self.max_margin,
             scale=self.scale,
             noise=noise,
             generator=generator,
             **self._shared(),
         )
+
+    def of_rival(self, rival_R: Tensor, own_R: Tensor, index_R: Tensor) -> Tensor:
+        margin_R = class_margins(self.class_counts, self.max_margin).to(rival_R.dtype)[index_R]
+        return self.scale * (margin_R + rival_R - own_R).relu()

@@ -1,6 +1,6 @@
 """The K-th largest value and the sum of the K largest: hard, and smoothed by Gaussian noise.
 
-Shape suffixes: R rows (any leading dimensions), L classes, B draws, K positions.
+Shape suffixes: R rows (any leading dimensions), L classes, B draws, P positions in a draw, Q in all draws.
 """
 
 import math
@@ -8,8 +8,9 @@ import math
 import torch
 from torch import Tensor
 
+from shortlist import _lazy
 from shortlist._checks import check_floating, check_k, check_n_samples, check_noise, check_not_negative
-from shortlist._noise import standard_normal
+from shortlist._noise import cpu_generator_from, standard_normal
 from shortlist._precision import working
 from shortlist.errors import ShortlistError
 
@@ -135,12 +136,15 @@ def _smoothed(
     else:
         noise_BRL = None if noise is None else noise.movedim(dim % x.dim(), -2).movedim(-1, 0).to(x_RL.dtype)
         n_samples = n_samples if noise_BRL is None else len(noise_BRL)
-        total_R = _total_over_draws(x_RL, k, ranks, epsilon, n_samples, noise_BRL, generator) / n_samples
-    total_R = torch.where(x_RL.isnan().any(-1), math.nan, total_R)
+        positions_RQ, shift_RQ = find_places(x_RL.detach(), k, ranks, epsilon, n_samples, noise_BRL, generator)
+        # One gather over all draws: its backward is a single scatter into one tensor shaped like the scores.
+        total_R = (x_RL.gather(-1, positions_RQ).sum(-1) + shift_RQ.sum(-1)) / n_samples
+    # The maximum is NaN if any score is, and costs one read of the scores.
+    total_R = torch.where(x_RL.detach().amax(-1).isnan(), math.nan, total_R)
     return total_R.to(x.dtype)
 
 
-def _total_over_draws(
+def find_places(
     x_RL: Tensor,
     k: int,
     ranks: slice,
@@ -148,8 +152,40 @@ def _total_over_draws(
     n_samples: int,
     noise_BRL: Tensor | None,
     generator: torch.Generator | None,
-) -> Tensor:
-    """Sum over the draws of the perturbed scores at ``ranks``, differentiated through their positions alone."""
+) -> tuple[Tensor, Tensor]:
+    """Positions of the ``ranks`` among the k largest of ``x + epsilon Z`` in all draws, and ``epsilon Z`` there.
+
+    Both ``(R, Q)``. Nothing is differentiated here: the gradient is that of the scores at these positions.
+    """
+    found = None
+    if noise_BRL is None and _lazy.can_do(x_RL, k, n_samples):
+        found = _found_lazily(x_RL, k, ranks, epsilon, n_samples, generator)
+    return found or _found_densely(x_RL, k, ranks, epsilon, n_samples, noise_BRL, generator)
+
+
+def _found_lazily(
+    x_RL: Tensor, k: int, ranks: slice, epsilon: float, n_samples: int, generator: torch.Generator | None
+) -> tuple[Tensor, Tensor] | None:
+    """Without drawing all of the noise; None where that would be no faster."""
+    rows_RL = x_RL.reshape(-1, x_RL.shape[-1]).contiguous()
+    found = _lazy.largest_perturbed(rows_RL, k, ranks, epsilon, n_samples, cpu_generator_from(generator))
+    if found is None:
+        return None
+    positions_RBP, shift_RBP = found
+    shape = (*x_RL.shape[:-1], -1)
+    return positions_RBP.reshape(shape), shift_RBP.reshape(shape)
+
+
+def _found_densely(
+    x_RL: Tensor,
+    k: int,
+    ranks: slice,
+    epsilon: float,
+    n_samples: int,
+    noise_BRL: Tensor | None,
+    generator: torch.Generator | None,
+) -> tuple[Tensor, Tensor]:
+    """By drawing all of the noise."""
     positions, noise_there = [], []
     # A compiled graph fuses the noise into its use; a step that depends on the shape would compile anew for each.
     compiling = torch.compiler.is_compiling()
@@ -157,14 +193,13 @@ def _total_over_draws(
     for start in range(0, n_samples, step):
         shape = (min(step, n_samples - start), *x_RL.shape)
         if noise_BRL is not None:
-            z_BRL = noise_BRL[start : start + step]
+            z_BRL = noise_BRL[start : start + step].detach()
         else:
             z_BRL = standard_normal(shape, dtype=x_RL.dtype, device=x_RL.device, generator=generator)
-        perturbed_BRL = torch.add(x_RL.detach(), z_BRL.detach(), alpha=epsilon)
+        perturbed_BRL = torch.add(x_RL, z_BRL, alpha=epsilon)
         positions_BRP = perturbed_BRL.topk(k).indices[..., ranks]
         positions.append(positions_BRP)
         noise_there.append(z_BRL.gather(-1, positions_BRP))
     positions_RPB = torch.cat(positions).movedim(0, -1)
     noise_RPB = torch.cat(noise_there).movedim(0, -1)
-    # One gather over all draws: its backward is a single scatter into one tensor shaped like the scores.
-    return x_RL.gather(-1, positions_RPB.flatten(-2)).sum(-1) + epsilon * noise_RPB.flatten(-2).sum(-1)
+    return positions_RPB.flatten(-2), epsilon * noise_RPB.flatten(-2)

@@ -7,8 +7,8 @@ the seed, the epoch and the step. So a run that was killed and resumed ends with
 import os
 import signal
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -21,10 +21,12 @@ from torch import distributed as dist
 from torch.optim import SGD, AdamW, Optimizer
 from torch.utils.tensorboard import SummaryWriter
 
+from shortlist.captured import CapturedStep
 from shortlist.config import OptimConfig, RunConfig
 from shortlist.criteria import build_loss
 from shortlist.data import load_problem
 from shortlist.data.splits import Problem, mix_seed, training_plan
+from shortlist.data.tensors import TensorSplit
 from shortlist.errors import ShortlistError
 from shortlist.evaluation import Evaluation, evaluate
 from shortlist.models import build_model
@@ -103,7 +105,16 @@ class Trainer:
         self.plain_model = model
         if config.train.compile:
             model = torch.compile(model)  # type: ignore[assignment]
-        self.model, self.optimizer = fabric.setup(model, _optimizer(config.optim, model))
+        fused = fabric.device.type == "cuda" and not self._scales_gradients
+        self.model, self.optimizer = fabric.setup(model, _optimizer(config.optim, model, fused=fused))
+        precise = torch.float32 if fabric.device.type == "mps" else torch.float64
+        self.loss_sum = torch.zeros((), dtype=precise, device=fabric.device)
+        """Of this rank's images of the epoch so far; on the device, where adding to it waits for nobody."""
+        self.update: Callable[[Tensor, Tensor], None] = self._update
+        """One step with a whole batch, on a GPU as one launch if it can be."""
+        if self._can_capture:
+            state = [*self.plain_model.parameters(), *self.plain_model.buffers(), self.loss_sum]
+            self.update = CapturedStep(self._update, self.optimizer, state)
         self.steps = len(self._plan(0))
         if self.steps == 0:
             raise ShortlistError(
@@ -113,6 +124,18 @@ class Trainer:
         self.at = Position()
         self.progress = TrainingProgress(config.train.epochs, self.steps, enabled=self.writes and not quiet)
         self.events: SummaryWriter | None = None
+
+    @property
+    def _scales_gradients(self) -> bool:
+        return self.config.train.precision == "16-mixed"
+
+    @property
+    def _can_capture(self) -> bool:
+        """Whether whole batches are all alike, and a step never asks the GPU what to do next."""
+        train = self.config.train
+        alike = train.accumulate == 1 and isinstance(self.problem.train, TensorSplit)
+        alone = self.fabric.device.type == "cuda" and self.fabric.world_size == 1
+        return train.cuda_graph and alike and alone and not self._scales_gradients
 
     def run(self) -> None:
         self._begin_or_resume()
@@ -134,6 +157,8 @@ class Trainer:
         state = self.folder.load_checkpoint(self.progress.say)
         if state is not None:
             self.plain_model.load_state_dict(state["model"])
+            for saved, ours in zip(state["optimizer"]["param_groups"], self.optimizer.param_groups, strict=True):
+                saved["fused"] = ours["fused"]  # not what is computed but how, here and now
             self.optimizer.load_state_dict(state["optimizer"])
             self.fabric.strategy.precision.load_state_dict(state["precision"])
             self.at = Position(**state["position"])
@@ -173,63 +198,77 @@ class Trainer:
             None if config.data.augment == "none" else mix_seed(config.seed, _AUGMENT, epoch),
         )
         self.model.train()
+        self.loss_sum.fill_(self.at.loss_sum)
         began, done_before = time.monotonic(), self.at.seconds
-        precise = torch.float32 if self.fabric.device.type == "mps" else torch.float64
-        loss_sum = torch.tensor(self.at.loss_sum, dtype=precise, device=self.fabric.device)
         images_before, asked = self.at.images, False
         for step in range(self.at.step, self.steps):
-            count = min(config.train.batch_size, len(self.problem.train) - step * config.train.batch_size)
-            self.at.images += self._step(batches, epoch, step, count, loss_sum)
+            self.at.images += self._step(batches, epoch, step)
             self.at.step = step + 1
             if self.at.step % _LOOK_EVERY == 0 or self.at.step == self.steps or self.progress.due():
-                self.at.loss_sum = self._finite(loss_sum)
+                self.at.loss_sum = self._finite_loss_sum()
                 self.at.seconds = done_before + time.monotonic() - began
                 rate = (self.at.images - images_before) * self.fabric.world_size / (time.monotonic() - began)
                 self.progress.step(epoch, self.at.step, self.at.loss_sum / max(1, self.at.images), rate)
             asked = stop.requested(self.fabric, self.at.step, last=self.at.step == self.steps)
             if asked and self.at.step < self.steps:
-                self.at.loss_sum = self._sum_over_ranks(self._finite(loss_sum)) / self.fabric.world_size
+                self.at.loss_sum = self._sum_over_ranks(self._finite_loss_sum()) / self.fabric.world_size
                 self.at.images = self._sum_over_ranks(self.at.images) / self.fabric.world_size
                 self.at.seconds = done_before + time.monotonic() - began
                 self._checkpoint()
                 raise Interrupted(f"stopped in epoch {epoch + 1}; add --resume to go on")
         return asked
 
-    def _step(
-        self,
-        batches: Iterator[tuple[Tensor, Tensor, Tensor]],
-        epoch: int,
-        step: int,
-        count: int,
-        loss_sum: Tensor,
-    ) -> int:
-        """One update with ``count`` images over all ranks; returns the number of this rank's, adds up their losses."""
+    def _step(self, batches: Iterator[tuple[Tensor, Tensor, Tensor]], epoch: int, step: int) -> int:
+        """One update; returns the number of this rank's images in it."""
         config, fabric = self.config, self.fabric
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate(config.optim, epoch, step, self.steps, config.train.epochs)
         _seed(fabric.device, mix_seed(config.seed, _NOISE, epoch, step))
-        parts, images = config.train.accumulate, 0
-        for part in range(parts):
-            inputs, target, _ = next(batches)
-            if len(target) == 0 and fabric.world_size == 1:
-                continue
-            if len(target) == 0:  # the other ranks would wait for this one's gradient for ever
-                raise ShortlistError(f"no image of a rank's part could be read: {self.problem.train.skipped[-1]}, ...")
-            with fabric.no_backward_sync(self.model, enabled=part < parts - 1):
-                loss = self.criterion(self.model(inputs), target)
-                # Ranks and parts may differ in size by an image; DDP takes the plain mean over ranks.
-                share = len(target) * fabric.world_size / count
-                fabric.backward(loss if share == 1 else loss * share)
-            loss_sum.add_(loss.detach(), alpha=len(target))
-            images += len(target)
-        if config.optim.clip_norm:
-            fabric.clip_gradients(self.model, self.optimizer, max_norm=config.optim.clip_norm)
-        self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
+        size, parts, images = config.train.batch_size, config.train.accumulate, 0
+        count = min(size, len(self.problem.train) - step * size)  # over all ranks
+        with nullcontext() if count == size else self._uncompiled():
+            for part in range(parts):
+                inputs, target, _ = next(batches)
+                if len(target) == size:  # the whole batch in one part, on one rank
+                    self.update(inputs, target)
+                    return size
+                if len(target) == 0 and fabric.world_size == 1:
+                    continue
+                if len(target) == 0:  # the other ranks would wait for this one's gradient for ever
+                    skipped = self.problem.train.skipped[-1]
+                    raise ShortlistError(f"no image of a rank's part could be read: {skipped}, ...")
+                with fabric.no_backward_sync(self.model, enabled=part < parts - 1):
+                    # Ranks and parts may differ in size by an image; DDP takes the plain mean over ranks.
+                    self._add_gradient(inputs, target, share=len(target) * fabric.world_size / count)
+                images += len(target)
+            self._descend()
         return images
 
-    def _finite(self, loss_sum: Tensor) -> float:
-        value = loss_sum.item()
+    def _update(self, inputs: Tensor, target: Tensor) -> None:
+        """One step with a whole batch."""
+        self._add_gradient(inputs, target, share=1)
+        self._descend()
+
+    def _add_gradient(self, inputs: Tensor, target: Tensor, share: float) -> None:
+        loss = self.criterion(self.model(inputs), target)
+        self.fabric.backward(loss if share == 1 else loss * share)
+        self.loss_sum.add_(loss.detach(), alpha=len(target))
+
+    def _descend(self) -> None:
+        if self.config.optim.clip_norm:
+            # A norm that is not finite makes the next loss NaN, which is noticed; looking at it here would be a wait.
+            self.fabric.clip_gradients(
+                self.model, self.optimizer, max_norm=self.config.optim.clip_norm, error_if_nonfinite=False
+            )
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+
+    def _uncompiled(self) -> AbstractContextManager[object]:
+        """For inputs of sizes that are rare: compiling for each would take longer than it saves."""
+        return torch.compiler.set_stance("force_eager") if self.config.train.compile else nullcontext()
+
+    def _finite_loss_sum(self) -> float:
+        value = self.loss_sum.item()
         if value - value != 0:
             raise ShortlistError(
                 f"the loss became {value} in epoch {self.at.epoch + 1}, at or before step {self.at.step}: "
@@ -267,16 +306,17 @@ class Trainer:
         if self.fabric.world_size > 1:  # batch statistics were gathered on each rank apart
             for buffer in self.plain_model.buffers():
                 dist.broadcast(buffer, 0)
-        return evaluate(
-            self.model,
-            self.problem,
-            self.problem.split(split),
-            self.config.all_ks,
-            device=self.fabric.device,
-            batch_size=self.config.train.eval_batch_size,
-            rank=self.fabric.global_rank,
-            world_size=self.fabric.world_size,
-        )
+        with self._uncompiled():
+            return evaluate(
+                self.model,
+                self.problem,
+                self.problem.split(split),
+                self.config.all_ks,
+                device=self.fabric.device,
+                batch_size=self.config.train.eval_batch_size,
+                rank=self.fabric.global_rank,
+                world_size=self.fabric.world_size,
+            )
 
     def _sum_over_ranks(self, value: float) -> float:
         if self.fabric.world_size == 1:
@@ -370,12 +410,11 @@ def _seed(device: torch.device, seed: int) -> None:
     generator.manual_seed(seed)
 
 
-def _optimizer(config: OptimConfig, model: nn.Module) -> Optimizer:
+def _optimizer(config: OptimConfig, model: nn.Module, *, fused: bool) -> Optimizer:
+    options: dict[str, Any] = {"lr": config.lr, "weight_decay": config.weight_decay, "fused": fused or None}
     if config.name == "adamw":
-        return AdamW(model.parameters(), config.lr, (config.momentum, 0.999), weight_decay=config.weight_decay)
-    return SGD(
-        model.parameters(), config.lr, config.momentum, weight_decay=config.weight_decay, nesterov=config.momentum > 0
-    )
+        return AdamW(model.parameters(), betas=(config.momentum, 0.999), **options)
+    return SGD(model.parameters(), momentum=config.momentum, nesterov=config.momentum > 0, **options)
 
 
 def _fabric(config: RunConfig) -> lightning_fabric.Fabric:

@@ -1,0 +1,81 @@
+"""docs/performance.md from the CSV files alone: what a person wrote in it stays, what was measured is made anew."""
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from shortlist.bench import plots
+from shortlist.bench.measurements import NOT_CAPTURED, Measurement, latest, read_measurements
+from shortlist.bench.tables import SUITES, Results, size
+from shortlist.errors import ShortlistError
+from shortlist.whole_files import written_whole
+
+BEGIN = "<!-- From here to the end mark: made by `shortlist bench --document`. Edits would be lost. -->"
+END = "<!-- End of what was made. -->"
+_NAME = "performance"
+
+
+def write_performance(files: Sequence[Path], docs: Path) -> Path:
+    """Rewrite the tables of ``docs/performance.md`` and the plots of ``docs/performance/``.
+
+    Args:
+        files: CSV files of ``shortlist bench``; of measurements of the same thing the last counts.
+        docs: The folder of the document, which must hold the two marks.
+
+    Returns:
+        The document.
+    """
+    page = docs / f"{_NAME}.md"
+    if not files:
+        raise ShortlistError("name the CSV files and then the folder, e.g. shortlist bench --document bench.csv docs")
+    text = page.read_text() if page.is_file() else ""
+    before, begin, rest = text.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not begin or not end:
+        raise ShortlistError(f"{page} must hold the lines\n{BEGIN}\n{END}")
+    measurements = latest(read_measurements(files))
+    made = "\n\n".join(_sections(measurements, docs))
+    with written_whole(page) as file:
+        file.write(f"{before}{BEGIN}\n\n{made}\n\n{END}{after}".encode())
+    return page
+
+
+def _sections(measurements: Sequence[Measurement], docs: Path) -> list[str]:
+    """A chapter a machine, a section a suite."""
+    parts = []
+    for machine in dict.fromkeys(each.machine for each in measurements):
+        here = [each for each in measurements if each.machine == machine]
+        parts += [f"## {machine}", _circumstances(here)]
+        for suite, (heading, tables) in SUITES.items():
+            results = Results([each for each in here if each.suite == suite])
+            if results.measurements:
+                parts += [f"### {heading}", *_plot(results, suite, machine, docs), *tables(results)]
+        parts += _remarks(here)
+    return parts
+
+
+def _circumstances(measurements: Sequence[Measurement]) -> str:
+    days = sorted({each.date[:10] for each in measurements})
+    versions = "; ".join(
+        dict.fromkeys(each.versions.replace("=", " ").replace(" ", "\N{NO-BREAK SPACE}") for each in measurements)
+    )
+    return f"Measured {' to '.join(dict.fromkeys((days[0], days[-1])))} with {versions}."
+
+
+def _plot(results: Results, suite: str, machine: str, docs: Path) -> list[str]:
+    if suite not in plots.PLOTS:
+        return []
+    description, draw = plots.PLOTS[suite]
+    figure = draw(results)
+    if figure is None:
+        return []
+    name = f"{suite}-{re.sub('[^a-z0-9]+', '-', machine.lower()).strip('-')}"
+    plots.save(figure, docs / _NAME / name)
+    return [f"![{description}]({_NAME}/{name}.png)"]
+
+
+def _remarks(measurements: Sequence[Measurement]) -> list[str]:
+    """Why a figure is missing."""
+    lacking = [each for each in measurements if each.note and (each.wall_ms is None or NOT_CAPTURED in each.note)]
+    lines = dict.fromkeys(f"- {each.suite}, {each.entry}, {size(each.N, each.L)}: {each.note}" for each in lacking)
+    return ["### What could not be measured", "\n".join(lines)] if lines else []

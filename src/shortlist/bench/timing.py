@@ -1,0 +1,213 @@
+"""Three clocks: the GPU's own, the wall's, and the memory's high-water mark.
+
+A training script feels the wall clock; a kernel is judged by the GPU's. Small steps differ tenfold between the two,
+because launching a kernel takes the host longer than the kernel takes the GPU, so both are reported.
+"""
+
+import statistics
+import time
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+_MILLISECOND = 1e-3
+_MIB = 2**20
+
+
+@dataclass(frozen=True)
+class Step:
+    """One forward and backward pass, as a training script would run it; without leaves the forward pass alone."""
+
+    forward: Callable[[], object]
+    leaves: tuple[Tensor, ...] = ()
+
+    def __call__(self) -> None:
+        self.release()
+        value = self.forward()
+        if self.leaves:
+            assert isinstance(value, Tensor)
+            torch.autograd.backward(value)
+
+    def release(self) -> None:
+        """Forget the gradients: a step writes new ones, it does not add to old ones."""
+        for leaf in self.leaves:
+            leaf.grad = None
+
+
+@dataclass(frozen=True)
+class Pace:
+    """How much time goes into a figure."""
+
+    warm_up_steps: int = 3
+    seconds: float = 0.2
+    """Spent on each clock of a contender, unless the fewest samples take longer."""
+    fewest: int = 5
+    most: int = 60
+    """Samples that the median is taken over."""
+    sample_seconds: float = 2e-3
+    """Steps are repeated until a sample lasts this long: a clock read costs microseconds."""
+
+
+QUICK = Pace(warm_up_steps=1, seconds=0.0, fewest=2, sample_seconds=0.0)
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Milliseconds a step: the median of the samples and where the middle three fifths of them lie."""
+
+    median: float
+    p20: float
+    p80: float
+
+    @classmethod
+    def of(cls, seconds: Sequence[float]) -> "Timing":
+        samples = sorted(each / _MILLISECOND for each in seconds)
+        p20, *_, p80 = statistics.quantiles(samples, n=5, method="inclusive") if len(samples) > 1 else samples * 2
+        return cls(statistics.median(samples), p20, p80)
+
+
+class CannotCaptureError(RuntimeError):
+    """A step does something that a CUDA graph cannot record."""
+
+
+def warm_up(steps: Sequence[Step], pace: Pace, device: torch.device) -> None:
+    """Compilation, autotuning and the allocator's first requests are nobody's steady state."""
+    for _ in range(pace.warm_up_steps):
+        for step in steps:
+            step()
+    wait(device)
+
+
+def gpu_time(steps: Sequence[Step], pace: Pace, device: torch.device) -> Timing:
+    """Time on the GPU alone: the steps, captured as one CUDA graph and replayed, so that the host has no part in it.
+
+    Raises:
+        CannotCaptureError: A step waits for the GPU, or otherwise resists capture.
+    """
+    _refuse_waiting(steps[0])
+    graph = _captured(steps, device)
+    try:
+        graph.replay()
+        once = _event_seconds(graph, 1)
+        replays = _at_least_one(pace.sample_seconds / once)
+        samples = [_event_seconds(graph, replays) for _ in range(_sample_count(pace, replays * once))]
+    finally:
+        graph.reset()
+        for step in steps:
+            step.release()
+    return Timing.of([sample / len(steps) for sample in samples])
+
+
+def wall_time(steps: Sequence[Step], pace: Pace, device: torch.device) -> Timing:
+    """Time by the clock on the wall for plain use: batches of steps, waiting for the GPU only after each batch."""
+    (timing,) = interleaved_wall_times([steps], pace, device)
+    return timing
+
+
+def interleaved_wall_times(rivals: Sequence[Sequence[Step]], pace: Pace, device: torch.device) -> list[Timing]:
+    """``wall_time`` of several rivals, in turns: what else the machine does meanwhile then meets them alike."""
+    once = [_wall_seconds(steps, len(steps), device) for steps in rivals]
+    repeats = [_at_least_one(pace.sample_seconds / each) * len(steps) for each, steps in zip(once, rivals, strict=True)]
+    rounds = _sample_count(pace, sum(map(max, once, [pace.sample_seconds] * len(once))) / len(once))
+    samples: list[list[float]] = [[] for _ in rivals]
+    for _ in range(rounds):
+        for steps, repeat, sample in zip(rivals, repeats, samples, strict=True):
+            sample.append(_wall_seconds(steps, repeat, device) / repeat)
+            for step in steps:
+                step.release()
+    return [Timing.of(sample) for sample in samples]
+
+
+def peak_extra_mib(step: Step, device: torch.device) -> float:
+    """Most memory that one step holds at once, beyond what lay there before: activations, workspaces, gradients."""
+    step.release()
+    torch.cuda.synchronize(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    before = torch.cuda.memory_allocated(device)
+    step()
+    torch.cuda.synchronize(device)
+    peak = torch.cuda.max_memory_allocated(device) - before
+    step.release()
+    return peak / _MIB
+
+
+def wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def _wall_seconds(steps: Sequence[Step], repeat: int, device: torch.device) -> float:
+    wait(device)
+    began = time.perf_counter()
+    for number in range(repeat):
+        steps[number % len(steps)]()
+    wait(device)
+    return time.perf_counter() - began
+
+
+def _event_seconds(graph: torch.cuda.CUDAGraph, replays: int) -> float:
+    began, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+    began.record()
+    for _ in range(replays):
+        graph.replay()
+    ended.record()
+    ended.synchronize()
+    return float(began.elapsed_time(ended)) * _MILLISECOND / replays
+
+
+def _captured(steps: Sequence[Step], device: torch.device) -> torch.cuda.CUDAGraph:
+    stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+    stream.wait_stream(torch.cuda.current_stream(device))
+    with torch.cuda.stream(stream):  # warmed up off the main stream, as torch asks for before a capture
+        for step in steps:
+            step()
+    torch.cuda.current_stream(device).wait_stream(stream)
+    for step in steps:
+        step.release()
+    graph = torch.cuda.CUDAGraph()
+    try:
+        with torch.cuda.graph(graph):
+            for step in steps:
+                step()
+    except RuntimeError as wrong:
+        # A capture that failed leaves the default generator believing that it is still being captured.
+        fresh = torch.Generator(device).manual_seed(0)
+        torch.cuda.default_generators[torch.cuda.current_device()].graphsafe_set_state(fresh)
+        for step in steps:
+            step.release()
+        raise CannotCaptureError(str(wrong).partition("\n")[0]) from wrong
+    return graph
+
+
+def _refuse_waiting(step: Step) -> None:
+    """Found out before a capture begins: one that fails half-way is hard to recover from."""
+    try:
+        with _waits_are_errors():
+            step()
+    except RuntimeError as wrong:
+        raise CannotCaptureError(str(wrong).partition("\n")[0]) from wrong
+    finally:
+        step.release()
+
+
+@contextmanager
+def _waits_are_errors() -> Iterator[None]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch warns that the mode is a prototype
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            yield
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+
+
+def _at_least_one(count: float) -> int:
+    return max(1, round(count))
+
+
+def _sample_count(pace: Pace, seconds_each: float) -> int:
+    return min(pace.most, max(pace.fewest, round(pace.seconds / max(seconds_each, 1e-9))))

@@ -1,0 +1,240 @@
+"""The kernels of the noised hinge against the plain loss, on the noise that they would have seen.
+
+Without a GPU they run in Triton's interpreter, on shapes that it can bear.
+"""
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+import shortlist as sl
+from shortlist import kernels
+from shortlist._standings import Standings
+from tests import noise_field
+
+pytest.importorskip("triton")
+noised = pytest.importorskip("shortlist.kernels.noised")
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+SEED = 123_456_789_012
+# The interpreter computes with infinities and NaNs as a GPU does, and numpy remarks on it.
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
+
+
+@pytest.fixture
+def lazy(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+    """Take the lazy kernels however short the rows are, with so many programs a draw."""
+
+    def choose(splits: int = 1) -> None:
+        monkeypatch.setattr(noised, "_DENSE", 8)
+        monkeypatch.setattr(noised, "_MOST_DENSE", 8)
+        monkeypatch.setattr(noised, "_splits", lambda draws, tiles: splits)
+
+    return choose
+
+
+@pytest.fixture
+def levels(monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
+    """The levels of each search, as they come: they decide whose noise is whose."""
+    seen: list[Tensor] = []
+    list_hot = noised._Search.list_hot
+
+    def remember(search: object, spoil_R: Tensor | None) -> None:
+        seen.append(search.level_R.cpu().clone())  # type: ignore[attr-defined]
+        list_hot(search, spoil_R)
+
+    monkeypatch.setattr(noised._Search, "list_hot", remember)
+    return seen
+
+
+def draw(n: int, num_classes: int, spread: float) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(n * num_classes)
+    scores = spread * torch.randn(n, num_classes, generator=generator)
+    return scores, torch.randint(num_classes, (n,), generator=generator)
+
+
+def field(scores: Tensor, levels: Tensor | None, epsilon: float, draws: int, key: int = 0) -> Tensor:
+    rows = [
+        noise_field.noise(
+            row.detach().double().numpy(), None if levels is None else float(levels[r]), epsilon, SEED ^ key, r, draws
+        )
+        for r, row in enumerate(scores)
+    ]
+    return torch.from_numpy(np.stack(rows))
+
+
+def fused(scores: Tensor, target: Tensor, k: int, epsilon: float, draws: int, reduction: str = "none") -> Tensor:
+    labels = noised._Labels(target.to(DEVICE), None, None, -100)
+    seed = noised.Seed(torch.tensor([SEED], device=DEVICE), 0)
+    loss: Tensor = noised._NoisedHinge.apply(scores, labels, k + 1, 1.0, epsilon, draws, reduction, seed)
+    return loss
+
+
+def assert_as_plain(scores: Tensor, target: Tensor, k: int, epsilon: float, draws: int, levels: list[Tensor]) -> None:
+    here = scores.to(DEVICE).requires_grad_()
+    loss = fused(here, target, k, epsilon, draws)
+    plain = scores.double().requires_grad_()
+    noise = field(scores, levels[-1] if levels else None, epsilon, draws)
+    expected = sl.functional.noised_topk_hinge(plain, target, k, epsilon=epsilon, noise=noise, reduction="none")
+    torch.testing.assert_close(loss.cpu().double(), expected, rtol=1e-5, atol=1e-5)
+    slopes = torch.arange(1.0, len(target) + 1)
+    (gradient,) = torch.autograd.grad((loss * slopes.to(DEVICE)).sum(), here)
+    (expected_gradient,) = torch.autograd.grad((expected * slopes.double()).sum(), plain)
+    torch.testing.assert_close(gradient.cpu().double(), expected_gradient, rtol=1e-5, atol=1e-6)
+
+
+DENSE = [(3, 40, 3, 2, 0.3, 1.0), (2, 40, 38, 2, 0.3, 1.0), (2, 65, 1, 3, 2.0, 0.0), (1, 2, 1, 1, 0.1, 1.0)]
+
+
+@pytest.mark.parametrize(("n", "num_classes", "k", "draws", "epsilon", "spread"), DENSE)
+def test_short_rows_are_the_plain_loss_on_the_same_noise(
+    n: int, num_classes: int, k: int, draws: int, epsilon: float, spread: float, levels: list[Tensor]
+) -> None:
+    assert_as_plain(*draw(n, num_classes, spread), k, epsilon, draws, levels)
+
+
+LAZY = [
+    (2, 500, 3, 2, 0.3, 1.0, 1),
+    (2, 500, 3, 2, 1.0, 0.1, 1),  # flat: every class may be the one
+    (1, 700, 1, 2, 0.01, 3.0, 2),  # steep: a few are certain
+    (1, 700, 8, 2, 1.0, 1.0, 1),
+    (1, 97, 30, 1, 0.5, 1.0, 1),  # the level is found too high and must come down
+]
+
+
+@pytest.mark.parametrize(("n", "num_classes", "k", "draws", "epsilon", "spread", "splits"), LAZY)
+def test_long_rows_are_the_plain_loss_on_noise_that_was_hardly_drawn(
+    n: int,
+    num_classes: int,
+    k: int,
+    draws: int,
+    epsilon: float,
+    spread: float,
+    splits: int,
+    lazy: Callable[[int], None],
+    levels: list[Tensor],
+) -> None:
+    lazy(splits)
+    assert_as_plain(*draw(n, num_classes, spread), k, epsilon, draws, levels)
+
+
+def test_a_list_that_is_too_short_raises_the_threshold(
+    lazy: Callable[[int], None], levels: list[Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lazy(1)
+    monkeypatch.setattr(noised, "_wanted", lambda k: 3.0)  # room for 8, though the level lets many more pass
+    set_levels = noised._Search.set_levels
+
+    def lower(search: object, labels: object, rows: object) -> None:
+        set_levels(search, labels, rows)
+        search.level_R -= 0.5  # type: ignore[attr-defined]
+        rows.base_R -= 0.5  # type: ignore[attr-defined]
+
+    monkeypatch.setattr(noised._Search, "set_levels", lower)
+    assert_as_plain(*draw(1, 300, 1.0), 2, 0.3, 2, levels)
+
+
+@pytest.mark.parametrize("chunks", [[400], [300, 200], [200, 300, 130]])
+def test_chunks_that_challenge_give_the_best_of_all(
+    chunks: list[int], levels: list[Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kernels, "usable", lambda scores: True)
+    monkeypatch.setattr(noised, "can_challenge", lambda scores, places: True)
+    seed = noised.Seed(torch.tensor([SEED], device=DEVICE), 0)
+    monkeypatch.setattr(noised, "new_seed", lambda device, generator: seed)
+    scores, _ = draw(2, sum(chunks), 1.0)
+    standings = Standings(2, 2, 4, epsilon=0.4, dtype=torch.float32, device=torch.device(DEVICE))
+    reference = Standings(2, 2, 4, epsilon=0.4, dtype=torch.float64, device=torch.device("cpu"))
+    start = 0
+    for chunk in scores.split(chunks, 1):
+        standings.add(chunk.contiguous().to(DEVICE), start)
+        noise = field(chunk, levels[-1], 0.4, 2, key=start << 8)
+        reference.enter(*best(chunk.double(), noise, 0.4, 4, start))
+        start += chunk.shape[1]
+    values, order = standings.values_RBK.sort(-1, descending=True)
+    torch.testing.assert_close(values.cpu().double(), reference.values_RBK, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(standings.classes_RBK.gather(-1, order).cpu(), reference.classes_RBK)
+    assert (standings.spoil_R == 0).all()
+
+
+def best(scores: Tensor, noise: Tensor, epsilon: float, places: int, first_class: int) -> tuple[Tensor, Tensor]:
+    values, classes = (scores.unsqueeze(-1) + epsilon * noise).transpose(1, 2).topk(places)
+    return values, classes + first_class
+
+
+def test_bad_scores_spoil_their_row_in_any_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernels, "usable", lambda scores: True)
+    monkeypatch.setattr(noised, "can_challenge", lambda scores, places: True)
+    scores, _ = draw(3, 300, 1.0)
+    scores[0, 3], scores[2, 299] = math.nan, math.inf
+    standings = Standings(3, 1, 2, epsilon=0.4, dtype=torch.float32, device=torch.device(DEVICE))
+    for start in (0, 150):
+        standings.add(scores[:, start : start + 150].contiguous().to(DEVICE), start)
+    assert standings.spoil_R.isnan().tolist() == [True, False, True]
+
+
+@pytest.mark.parametrize("is_lazy", [False, True])
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_a_bad_score_spoils_its_row_alone(bad: float, is_lazy: bool, lazy: Callable[[int], None]) -> None:
+    if is_lazy:
+        lazy(1)
+    scores, target = draw(2, 130, 1.0)
+    scores[1, 77] = bad
+    loss = fused(scores.to(DEVICE), target, 3, 0.2, 1)
+    assert loss[0].isfinite()
+    assert not loss[1].isfinite()
+
+
+def test_memory_beside_the_rows_is_not_touched() -> None:
+    surroundings = torch.full((4, 64), math.nan, device=DEVICE)
+    scores, target = draw(2, 33, 1.0)
+    surroundings[1:3, 16:49] = scores.to(DEVICE)
+    inside = surroundings[1:3, 16:49]
+    torch.testing.assert_close(fused(inside, target, 3, 0.2, 2), fused(scores.to(DEVICE), target, 3, 0.2, 2))
+
+
+@pytest.mark.parametrize("reduction", ["none", "mean", "sum"])
+@pytest.mark.parametrize("imbalanced", [False, True])
+def test_the_losses_take_the_kernel_with_all_their_settings(
+    reduction: str, imbalanced: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With hardly any noise the loss must be that without any, which the plain path computes."""
+    scores, target = draw(5, 20, 3.0)
+    target[2] = -7
+    weight, counts = torch.linspace(0.5, 2, 20), torch.arange(1, 21)
+    settings = {"weight": weight.to(DEVICE), "ignore_index": -7, "reduction": reduction}
+    results = []
+    for epsilon, kernel in ((1e-6, True), (0.0, False)):
+        monkeypatch.setattr(kernels, "usable", lambda scores, kernel=kernel: kernel)
+        here = scores.to(DEVICE).requires_grad_()
+        if imbalanced:
+            loss = sl.functional.imbalanced_noised_topk_hinge(
+                here, target.to(DEVICE), counts.to(DEVICE), 3, epsilon=epsilon, scale=7.0, **settings
+            )
+        else:
+            loss = sl.functional.noised_topk_hinge(here, target.to(DEVICE), 3, epsilon=epsilon, **settings)
+        assert ("NoisedHinge" in type(loss.grad_fn).__name__) == kernel
+        results.append((loss, *torch.autograd.grad(loss.sum(), here)))
+    torch.testing.assert_close(results[0], results[1], rtol=1e-4, atol=1e-4)
+
+
+def test_a_label_out_of_range_gives_nan() -> None:
+    scores, _ = draw(3, 20, 1.0)
+    loss = fused(scores.to(DEVICE), torch.tensor([3, 20, -1]), 3, 0.2, 1)
+    assert loss.isnan().tolist() == [False, True, True]
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_types_are_widened(dtype: torch.dtype) -> None:
+    scores, target = draw(2, 40, 1.0)
+    scores = scores.to(dtype)
+    narrow = scores.to(DEVICE).requires_grad_()
+    wide = scores.float().to(DEVICE).requires_grad_()
+    losses = [fused(each, target, 3, 0.2, 2) for each in (narrow, wide)]
+    torch.testing.assert_close(losses[0], losses[1])
+    gradients = [torch.autograd.grad(loss.sum(), each)[0] for loss, each in zip(losses, (narrow, wide), strict=True)]
+    torch.testing.assert_close(gradients[0], gradients[1].to(dtype))
