@@ -5,6 +5,7 @@ Without a GPU they run in Triton's interpreter, on shapes that it can bear.
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -206,7 +207,7 @@ def test_the_losses_take_the_kernel_with_all_their_settings(
     scores, target = draw(5, 20, 3.0)
     target[2] = -7
     weight, counts = torch.linspace(0.5, 2, 20), torch.arange(1, 21)
-    settings = {"weight": weight.to(DEVICE), "ignore_index": -7, "reduction": reduction}
+    settings: Any = {"weight": weight.to(DEVICE), "ignore_index": -7, "reduction": reduction}
     results = []
     for epsilon, kernel in ((1e-6, True), (0.0, False)):
         monkeypatch.setattr(kernels, "usable", lambda scores, kernel=kernel: kernel)

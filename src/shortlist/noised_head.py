@@ -23,8 +23,8 @@ from shortlist.losses import ImbalancedNoisedTopKHinge, NoisedTopKHinge
 
 NoisedLoss = NoisedTopKHinge | ImbalancedNoisedTopKHinge
 
-# Scores of a chunk: 32 MiB in float32, 16 MiB in half types, which a large GPU's cache holds on to.
-_SCORES_AT_ONCE = 2**23
+# Scores of a chunk: 32 MiB in half types, which a large GPU's cache holds on to, and 64 MiB in float32.
+_SCORES_AT_ONCE = 2**24
 # Chunks of a multiple of this many classes keep matrix products on their fast paths.
 _CLASSES_ALIGNED = 128
 
@@ -123,7 +123,7 @@ class NoisedHead(nn.Module, ABC):
         draws = 1 if epsilon == 0 else int(self.loss.draws()) if noise_RLB is None else noise_RLB.shape[-1]
         dtype = working_dtype(features_RD.dtype)
         standings = Standings(rows, draws, self.loss.k + 1, epsilon=epsilon, dtype=dtype, device=features_RD.device)
-        step = _classes_at_once(rows)
+        step = _classes_at_once(rows, len(self.weight))
         buffer = features_RD.new_empty(rows * min(step, len(self.weight)))
         for start in range(0, len(self.weight), step):
             classes = min(step, len(self.weight) - start)
@@ -285,6 +285,11 @@ def _settings_alone(loss: NoisedLoss, num_classes: int) -> NoisedLoss:
     return loss
 
 
-def _classes_at_once(rows: int) -> int:
-    classes = max(1, _SCORES_AT_ONCE // max(1, rows))
-    return classes - classes % _CLASSES_ALIGNED if classes > _CLASSES_ALIGNED else classes
+def _classes_at_once(rows: int, num_classes: int) -> int:
+    """Chunks of about equal size: a small one at the end would cost nearly as much as the others."""
+    most = max(1, _SCORES_AT_ONCE // max(1, rows))
+    chunks = max(1, math.ceil(num_classes / most))
+    classes = math.ceil(num_classes / chunks)
+    return (
+        math.ceil(classes / _CLASSES_ALIGNED) * _CLASSES_ALIGNED if chunks > 1 and most > _CLASSES_ALIGNED else classes
+    )

@@ -1,0 +1,707 @@
+"""The device's side of the noised hinge: what ``shortlist.kernels.noised`` launches.
+
+A row's "level" is a reference close to its (K+1)-th largest perturbed score, and values are measured from it: a sum of
+large scores and small noise would lose the noise. A tile is T = 32 classes side by side.
+"""
+
+import triton
+import triton.language as tl
+
+from shortlist.kernels.random import (
+    OWN,
+    TILE,
+    at_upper_tail,
+    cell_bits,
+    largest_tail,
+    next_bits,
+    normal,
+    place_bits,
+    row_keys,
+    uniform,
+    upper_tail,
+)
+
+# One word holds the seed, below this bit, and the number of programs that have finished, above it.
+SEED_BITS = 40
+_SEED_BITS = tl.constexpr(SEED_BITS)
+_TICKET = tl.constexpr(1 << SEED_BITS)
+_SEED_MASK = tl.constexpr((1 << SEED_BITS) - 1)
+
+# Classes closer to the level than this many epsilons, or above it, are hot.
+_REACH = tl.constexpr(2.0)
+# After so many tries at a threshold something is badly wrong, and the loss should say so.
+_TRIES = tl.constexpr(100)
+
+
+@triton.jit
+def summarise(
+    scores, maxima, weights, num_classes, row_stride, num_tiles, steepness, T: tl.constexpr, TILES: tl.constexpr
+):
+    """The summaries of some tiles of a row; NaN for a tile where a score is not finite."""
+    row = tl.program_id(0).to(tl.int64)
+    tile = tl.program_id(1) * TILES + tl.arange(0, TILES)
+    place = tile[:, None] * T + tl.arange(0, T)[None, :]
+    inside = place < num_classes
+    score = tl.load(scores + row * row_stride + place, mask=inside, other=-float("inf")).to(tl.float32)
+    broken = tl.max((inside & (score - score != 0)).to(tl.int32), 1) != 0
+    best = tl.max(score, 1)
+    # With all classes missing, -inf less -inf is NaN, but then the tile is missing too.
+    weight = tl.sum(tl.exp2((score - best[:, None]) * steepness), 1)
+    tl.store(maxima + row * num_tiles + tile, tl.where(broken, float("nan"), best), mask=tile < num_tiles)
+    tl.store(weights + row * num_tiles + tile, weight, mask=tile < num_tiles)
+
+
+@triton.jit
+def _level(maxima, weights, num_tiles, epsilon, steepness, wanted, LANES: tl.constexpr, FOLD: tl.constexpr):
+    """The level that about ``wanted`` perturbed scores are expected to pass, and whether all scores are finite."""
+    tile = tl.arange(0, FOLD)[:, None] * LANES + tl.arange(0, LANES)[None, :]
+    best = tl.full([LANES], -float("inf"), tl.float32)
+    least = tl.full([LANES], float("inf"), tl.float32)
+    weight = tl.zeros([LANES], tl.float32)
+    broken = tl.zeros([LANES], tl.int32)
+    # A lane stands for every LANES-th tile: their largest score, and how many classes are as good as it.
+    for start in range(0, num_tiles, FOLD * LANES):
+        there = start + tile < num_tiles
+        top = tl.load(maxima + start + tile, mask=there, other=-float("inf"))
+        more = tl.load(weights + start + tile, mask=there, other=0.0)
+        broken |= tl.max((top != top).to(tl.int32), 0)
+        least = tl.minimum(least, tl.min(tl.where(there, top, float("inf")), 0))
+        higher = tl.maximum(best, tl.max(top, 0))
+        kept = tl.where(weight > 0, weight * tl.exp2((best - higher) * steepness), 0.0)
+        weight = kept + tl.sum(tl.where(there, more * tl.exp2((top - higher[None, :]) * steepness), 0.0), 0)
+        best = higher
+    finite = tl.max(broken, 0) == 0
+    ceiling = tl.max(best, 0)
+    floor = tl.min(least, 0) - 6 * epsilon
+    high = ceiling + 6 * epsilon
+    low = tl.maximum(floor, ceiling)
+    expected = tl.sum(weight * upper_tail((low - best) / epsilon), 0)
+    expected_high = 0.0
+    step = 2 * epsilon
+    while (expected < wanted) & (low > floor) & finite:
+        high = low
+        expected_high = expected
+        low = tl.maximum(floor, low - step)
+        step = step * 2
+        expected = tl.sum(weight * upper_tail((low - best) / epsilon), 0)
+    # The logarithm of the expected number is nearly straight; where it is not, every other step halves.
+    tries = 0
+    while (expected > 1.25 * wanted) & (tries < 24) & finite:
+        log_low = tl.log(expected)
+        log_high = tl.log(tl.maximum(expected_high, 1e-6))
+        share = (log_low - tl.log(1.1 * wanted)) / (log_low - log_high)
+        share = tl.where(tries % 2 == 0, tl.minimum(tl.maximum(share, 0.05), 0.95), 0.5)
+        middle = low + share * (high - low)
+        there_expected = tl.sum(weight * upper_tail((middle - best) / epsilon), 0)
+        enough = there_expected >= wanted
+        low = tl.where(enough, middle, low)
+        high = tl.where(enough, high, middle)
+        expected_high = tl.where(enough, expected_high, there_expected)
+        expected = tl.where(enough, there_expected, expected)
+        tries += 1
+    return low, finite
+
+
+@triton.jit
+def _open_limit(best, threshold, epsilon, T: tl.constexpr):
+    """A tile's bits up to this mean that its largest normal, at its largest cold score, may pass the threshold."""
+    tail = upper_tail((threshold - best) / epsilon) * 1.001
+    some = 1.0 - tl.exp(T * tl.log(1.0 - tl.minimum(tail, 0.9)))
+    some = tl.where(tail < 1e-4, T * tail, some)
+    # The largest float below 2^32; one that is certain to open opens all but once in 2^24.
+    limit = tl.minimum(some * 4294967296.0, 4294967040.0).to(tl.uint32)
+    return tl.where(tail < 0.5, limit, tl.full([], 0xFFFFFFFF, tl.uint32))
+
+
+@triton.jit
+def set_levels(
+    scores,
+    target,
+    margins,
+    class_weights,
+    maxima,
+    weights,
+    level_R,
+    hot_found_R,
+    tickets_RB,
+    base_R,
+    share_R,
+    num_classes,
+    row_stride,
+    num_tiles,
+    num_draws,
+    epsilon,
+    steepness,
+    wanted,
+    margin,
+    ignore_index,
+    LANES: tl.constexpr,
+    FOLD: tl.constexpr,
+    DRAWS: tl.constexpr,
+    HAS_LABELS: tl.constexpr,
+    HAS_MARGINS: tl.constexpr,
+    HAS_WEIGHTS: tl.constexpr,
+):
+    """The level of each row, NaN if a score is not finite."""
+    row = tl.program_id(0).to(tl.int64)
+    level, finite = _level(
+        maxima + row * num_tiles, weights + row * num_tiles, num_tiles, epsilon, steepness, wanted, LANES, FOLD
+    )
+    tl.store(level_R + row, tl.where(finite, level, float("nan")))
+    tl.store(hot_found_R + row, 0)
+    draw = tl.arange(0, DRAWS)
+    tl.store(tickets_RB + row * num_draws + draw, tl.zeros([DRAWS], tl.int32), mask=draw < num_draws)
+    if HAS_LABELS:
+        _store_base(
+            scores, target, margins, class_weights, base_R, share_R, row, level, finite,
+            num_classes, row_stride, margin, ignore_index, HAS_MARGINS, HAS_WEIGHTS,
+        )  # fmt: skip
+
+
+@triton.jit
+def list_hot(
+    spoil_R, scores, maxima, weights, queue, level_R, hot_found_R, hot_classes,
+    num_classes, row_stride, num_tiles, epsilon,
+    T: tl.constexpr, TILES: tl.constexpr, CELLS: tl.constexpr, HOT: tl.constexpr, SPOILS: tl.constexpr,
+):  # fmt: skip
+    """List the hot classes of each row, and replace the weights, which have served, by the limits of the tiles."""
+    row = tl.program_id(0).to(tl.int64)
+    tile = tl.program_id(1) * TILES + tl.arange(0, TILES)
+    level = tl.load(level_R + row)
+    cold_limit = -_REACH * epsilon
+    best = tl.load(maxima + row * num_tiles + tile, mask=tile < num_tiles, other=-float("inf")) - level
+    if SPOILS:
+        tl.store(spoil_R + row, float("nan"), mask=tl.max((best != best).to(tl.int32), 0) != 0)
+    limit = _open_limit(tl.minimum(best, cold_limit), 0.0, epsilon, T)
+    tl.store(weights + row * num_tiles + tile, limit.to(tl.float32, bitcast=True), mask=tile < num_tiles)
+    hot_tile = best > cold_limit
+    mine = queue + row * num_tiles + tl.program_id(1) * TILES
+    tl.store(mine + tl.cumsum(hot_tile.to(tl.int32), 0) - 1, tile, mask=hot_tile)
+    cells = tl.sum(hot_tile.to(tl.int32), 0) * T
+    tl.debug_barrier()
+    for begin in range(0, cells, CELLS):
+        cell = begin + tl.arange(0, CELLS)
+        place = tl.load(mine + cell // T, mask=cell < cells, other=0) * T + cell % T
+        looked = (cell < cells) & (place < num_classes)
+        score = tl.load(scores + row * row_stride + place, mask=looked, other=-float("inf")).to(tl.float32)
+        hot = score - level > cold_limit
+        slot = tl.atomic_add(hot_found_R + row + place * 0, 1, mask=hot, sem="relaxed")
+        tl.store(hot_classes + row * HOT + slot, place, mask=hot & (slot < HOT))
+
+
+@triton.jit
+def _kth_largest(value, listed, count, k):
+    """The k-th largest of the ``count`` values listed, if there are so many: narrow a range until one value is left.
+
+    Reductions are what costs here, so each counts above three values at once, in the three parts of a long word.
+    """
+    high = tl.max(tl.where(listed, value, -float("inf")), 0)
+    least = tl.min(tl.where(listed, value, float("inf")), 0)
+    low = least - (high - least) * 1e-3 - 1e-30
+    above_high = 0
+    above_low = count
+    middle = 0.5 * (low + high)
+    while (above_low >= k) & (above_low > above_high + 1) & (middle > low) & (middle < high):
+        first = 0.5 * (low + middle)
+        third = 0.5 * (middle + high)
+        one = listed.to(tl.int64)
+        counts = tl.sum(
+            tl.where(value > first, one, 0)
+            + tl.where(value > middle, one << 21, 0)
+            + tl.where(value > third, one << 42, 0),
+            0,
+        )
+        at_first = (counts & 0x1FFFFF).to(tl.int32)
+        at_middle = ((counts >> 21) & 0x1FFFFF).to(tl.int32)
+        at_third = (counts >> 42).to(tl.int32)
+        low, above_low, high, above_high = _narrow(low, above_low, high, above_high, first, at_first, k)
+        low, above_low, high, above_high = _narrow(low, above_low, high, above_high, middle, at_middle, k)
+        low, above_low, high, above_high = _narrow(low, above_low, high, above_high, third, at_third, k)
+        middle = 0.5 * (low + high)
+    return tl.max(tl.where(listed & (value <= high), value, -float("inf")), 0)
+
+
+@triton.jit
+def _narrow(low, above_low, high, above_high, value, above, k):
+    """The range that holds the k-th largest, given how many are above a value in it."""
+    raises = (above >= k) & (value > low)
+    lowers = (above < k) & (value < high)
+    return (
+        tl.where(raises, value, low),
+        tl.where(raises, above, above_low),
+        tl.where(lowers, value, high),
+        tl.where(lowers, above, above_high),
+    )
+
+
+@triton.jit
+def _append(list_value, list_class, filled, value, place, accepted, capacity):
+    """Put the accepted into a list; what does not fit is counted all the same."""
+    slot = filled + tl.cumsum(accepted.to(tl.int32), 0) - 1
+    fits = accepted & (slot < capacity)
+    tl.store(list_value + slot, value, mask=fits)
+    tl.store(list_class + slot, place, mask=fits)
+    return filled + tl.sum(accepted.to(tl.int32), 0)
+
+
+@triton.jit
+def _draw_hot(
+    scores_row, hot_row, list_value, list_class, capacity, hot_found, level, threshold, epsilon, draw,
+    place_key, draw_key, CELLS: tl.constexpr,
+):  # fmt: skip
+    """Begin the list with the classes close to the level or above it: a normal of its own for each."""
+    filled = 0
+    lane = tl.arange(0, CELLS)
+    for begin in range(0, hot_found, CELLS):
+        real = begin + lane < hot_found
+        place = tl.load(hot_row + begin + lane, mask=real, other=0)
+        score = tl.load(scores_row + place, mask=real, other=-float("inf")).to(tl.float32)
+        bits = cell_bits(place_bits(place, place_key), draw, draw_key)
+        value = (score - level) + epsilon * normal(bits)
+        filled = _append(list_value, list_class, filled, value, place, real & (value > threshold), capacity)
+    return filled
+
+
+@triton.jit
+def _open_tiles(
+    maxima_row, limits_row, start, end, level, cold_limit, threshold, stored, epsilon, draw, place_key, draw_key,
+    T: tl.constexpr, LANES: tl.constexpr, FOLD: tl.constexpr,
+):  # fmt: skip
+    """For each lane a bit for each of its 32 tiles, LANES apart from ``start``: whether it must be looked into."""
+    lane = tl.arange(0, LANES)
+    opened = tl.zeros([LANES], tl.uint32)
+    for first in range(0, tl.minimum(32, tl.cdiv(end - start, LANES)), FOLD):
+        turn = first + tl.arange(0, FOLD)[:, None]
+        tile = start + turn * LANES + lane[None, :]
+        there = tile < end
+        if stored:
+            limit = tl.load(limits_row + tile, mask=there, other=0.0).to(tl.uint32, bitcast=True)
+        else:
+            best = tl.load(maxima_row + tile, mask=there, other=-float("inf")) - level
+            limit = _open_limit(tl.minimum(best, cold_limit), threshold, epsilon, T)
+        opens = there & (cell_bits(place_bits(tile, place_key), draw, draw_key) <= limit)
+        opened |= tl.sum(opens.to(tl.uint32) << turn.to(tl.uint32), 0)
+    return opened
+
+
+@triton.jit
+def _draw_cold(
+    scores_row, maxima_row, list_value, list_class, filled, capacity, opened, start, num_classes, level, cold_limit,
+    threshold, epsilon, draw, place_key, draw_key, T: tl.constexpr, LANES: tl.constexpr,
+):  # fmt: skip
+    """The largest normals of each lane's open tiles, from the top, for as long as one could still pass."""
+    lane = tl.arange(0, LANES)
+    tile = tl.zeros([LANES], tl.int32)
+    left = tl.zeros([LANES], tl.int32)
+    bits = tl.zeros([LANES], tl.uint32)
+    taken = tl.zeros([LANES], tl.uint32)
+    tail = tl.zeros([LANES], tl.float32)
+    limit = tl.zeros([LANES], tl.float32)
+    going = lane < 0
+    while tl.max((going | (opened != 0)).to(tl.int32), 0) != 0:
+        # A lane that is done with its tile takes its next: the lowest bit, whose number is a float's exponent.
+        takes = ~going & (opened != 0)
+        lowest = opened & (~opened + 1)
+        turn = ((lowest.to(tl.float32).to(tl.int32, bitcast=True) >> 23) & 255) - 127
+        tile = tl.where(takes, start + turn * LANES + lane, tile)
+        opened = tl.where(takes, opened ^ lowest, opened)
+        best = tl.load(maxima_row + tile, mask=takes, other=-float("inf")) - level
+        limit = tl.where(takes, upper_tail((threshold - tl.minimum(best, cold_limit)) / epsilon) * 1.001, limit)
+        bits = tl.where(takes, cell_bits(place_bits(tile, place_key), draw, draw_key), bits)
+        left = tl.where(takes, T, left)
+        taken = tl.where(takes, 0, taken)
+        tail = tl.where(takes, largest_tail(uniform(bits), T), tail)
+        going = (going | takes) & (tail < limit)
+        # The normals, from the largest down, sit at places in random order: one that is taken is passed by.
+        bits = next_bits(bits)
+        at = (bits % T).to(tl.int32)
+        flag = tl.full([LANES], 1, tl.uint32) << at.to(tl.uint32)
+        fresh = going & ((taken & flag) == 0)
+        taken = taken | flag
+        place = tile * T + at
+        real = fresh & (place < num_classes)
+        score = tl.load(scores_row + place, mask=real, other=-float("inf")).to(tl.float32) - level
+        value = score + epsilon * at_upper_tail(tail)
+        passed = real & (score <= cold_limit) & (value > threshold)
+        filled = _append(list_value, list_class, filled, value, place, passed, capacity)
+        # The next one is the largest of those left, all of them below the last.
+        left = tl.where(fresh, left - 1, left)
+        bits = next_bits(bits)
+        following = tail + (1.0 - tail) * largest_tail(uniform(bits), tl.maximum(left, 1))
+        tail = tl.where(fresh, following, tail)
+        going = going & (left > 0) & (tail < limit)
+    return filled
+
+
+@triton.jit
+def _list_passing(
+    scores_row, maxima_row, limits_row, hot_row, list_value, list_class, capacity, first_tile, end_tile, hot_found,
+    num_classes, level, cold_limit, threshold, stored, epsilon, draw, seed, row,
+    T: tl.constexpr, LANES: tl.constexpr, FOLD: tl.constexpr, CELLS: tl.constexpr,
+):  # fmt: skip
+    """List the hot classes, and those of the tiles, whose perturbed scores pass the threshold; their number."""
+    place_key, draw_key = row_keys(seed, row, OWN)
+    filled = _draw_hot(
+        scores_row, hot_row, list_value, list_class, capacity, hot_found, level, threshold, epsilon, draw,
+        place_key, draw_key, CELLS,
+    )  # fmt: skip
+    place_key, draw_key = row_keys(seed, row, TILE)
+    for start in range(first_tile, end_tile, 32 * LANES):
+        opened = _open_tiles(
+            maxima_row, limits_row, start, end_tile, level, cold_limit, threshold, stored, epsilon, draw,
+            place_key, draw_key, T, LANES, FOLD,
+        )  # fmt: skip
+        filled = _draw_cold(
+            scores_row, maxima_row, list_value, list_class, filled, capacity, opened, start, num_classes, level,
+            cold_limit, threshold, epsilon, draw, place_key, draw_key, T, LANES,
+        )  # fmt: skip
+    tl.debug_barrier()
+    return filled
+
+
+@triton.jit
+def _another_threshold(threshold, enough_at, short_at, step, too_many):
+    """Where to look next: between what let too many pass and what let too few, or further out."""
+    enough_at = tl.where(too_many, threshold, enough_at)
+    short_at = tl.where(too_many, short_at, threshold)
+    up = tl.where(short_at == float("inf"), threshold + step, 0.5 * (threshold + short_at))
+    down = tl.where(enough_at == -float("inf"), threshold - step, 0.5 * (threshold + enough_at))
+    return tl.where(too_many, up, down), enough_at, short_at, step * 2
+
+
+@triton.jit
+def draw_lazy(
+    scores,
+    word,
+    maxima,
+    limits,
+    level_R,
+    hot_found_R,
+    hot_classes,
+    tickets_RB,
+    counts_RBS,
+    scratch,
+    base_R,
+    share_R,
+    values_RB,
+    classes_RB,
+    loss_out,
+    total_share,
+    num_rows,
+    num_classes,
+    row_stride,
+    num_tiles,
+    seed_key,
+    k,
+    num_draws,
+    epsilon,
+    scale,
+    T: tl.constexpr,
+    LANES: tl.constexpr,
+    FOLD: tl.constexpr,
+    CELLS: tl.constexpr,
+    HOT: tl.constexpr,
+    CAPACITY: tl.constexpr,
+    SPLITS: tl.constexpr,
+    REDUCTION: tl.constexpr,
+    FINISH_ROWS: tl.constexpr,
+):
+    """A part of one draw of one row, by one warp: what passes is listed. The last part selects from all their lists."""
+    row = tl.program_id(0).to(tl.int64)
+    draw = tl.program_id(1)
+    split = tl.program_id(2)
+    cell = row * num_draws + draw
+    seed = (tl.load(word) & _SEED_MASK) ^ seed_key
+    scores_row = scores + row * row_stride
+    maxima_row = maxima + row * num_tiles
+    limits_row = limits + row * num_tiles
+    hot_row = hot_classes + row * HOT
+    level = tl.load(level_R + row)
+    hot_found = tl.load(hot_found_R + row)
+    # Rows with more hot classes than the list holds, flat ones mostly, do without.
+    listed_hot = hot_found <= HOT
+    cold_limit = tl.where(listed_hot, -_REACH * epsilon, float("inf"))
+    hot_found = tl.where(listed_hot, hot_found, 0)
+    lists = scratch + cell * SPLITS * 2 * CAPACITY
+    list_value = lists.to(tl.pointer_type(tl.float32))
+    list_class = lists + SPLITS * CAPACITY
+    tiles_each = tl.cdiv(num_tiles, SPLITS)
+    first_tile = split * tiles_each
+    filled = _list_passing(
+        scores_row, maxima_row, limits_row, hot_row, list_value + split * CAPACITY, list_class + split * CAPACITY,
+        CAPACITY, first_tile, tl.where(level == level, tl.minimum(first_tile + tiles_each, num_tiles), 0),
+        tl.where(split == 0, hot_found, 0), num_classes, level, cold_limit, 0.0, listed_hot, epsilon, draw, seed, row,
+        T, LANES, FOLD, CELLS,
+    )  # fmt: skip
+    last = True
+    if SPLITS > 1:
+        tl.store(counts_RBS + cell * SPLITS + split, filled)
+        tl.debug_barrier()
+        last = tl.atomic_add(tickets_RB + cell, 1, sem="acq_rel") == SPLITS - 1
+    if last:
+        entry = tl.arange(0, SPLITS * CAPACITY)
+        listed = entry < filled
+        overflow = filled > CAPACITY
+        if SPLITS > 1:
+            count = tl.load(counts_RBS + cell * SPLITS + entry // CAPACITY, cache_modifier=".cg")
+            listed = entry % CAPACITY < tl.minimum(count, CAPACITY)
+            overflow = tl.max(count, 0) > CAPACITY
+            filled = tl.sum(listed.to(tl.int32), 0)
+        # Too few passed, or more than the list holds: look again at another threshold, at the whole row.
+        threshold = 0.0
+        enough_at = -float("inf")
+        short_at = float("inf")
+        step = epsilon
+        tries = 0
+        while ((filled < k) | overflow) & (tries < _TRIES) & (level == level):
+            threshold, enough_at, short_at, step = _another_threshold(threshold, enough_at, short_at, step, overflow)
+            tries += 1
+            tl.debug_barrier()
+            filled = _list_passing(
+                scores_row, maxima_row, limits_row, hot_row, list_value, list_class, SPLITS * CAPACITY, 0, num_tiles,
+                hot_found, num_classes, level, cold_limit, threshold, False, epsilon, draw, seed, row,
+                T, LANES, FOLD, CELLS,
+            )  # fmt: skip
+            listed = entry < filled
+            overflow = filled > SPLITS * CAPACITY
+        value = tl.load(list_value + entry, mask=listed, other=0.0, cache_modifier=".cg")
+        place = tl.load(list_class + entry, mask=listed, other=0, cache_modifier=".cg")
+        kth = _kth_largest(value, listed, filled, k)
+        at = tl.min(tl.where(listed & (value == kth), place, num_classes - 1), 0)
+        tl.store(values_RB + cell, tl.where((filled < k) | overflow, float("nan"), kth))
+        tl.store(classes_RB + cell, at)
+        _finish(
+            base_R, share_R, values_RB, word, loss_out, total_share, num_rows, num_draws, scale, REDUCTION, FINISH_ROWS
+        )
+
+
+@triton.jit
+def challenge(
+    scores,
+    word,
+    maxima,
+    limits,
+    level_R,
+    hot_found_R,
+    hot_classes,
+    scratch,
+    values_RBK,
+    classes_RBK,
+    num_classes,
+    row_stride,
+    num_tiles,
+    first_class,
+    seed_key,
+    k,
+    num_draws,
+    epsilon,
+    T: tl.constexpr,
+    LANES: tl.constexpr,
+    FOLD: tl.constexpr,
+    CELLS: tl.constexpr,
+    HOT: tl.constexpr,
+    CAPACITY: tl.constexpr,
+    PLACES: tl.constexpr,
+    FIRST: tl.constexpr,
+):
+    """One draw of one row of a chunk: the k best so far, unless it is the first chunk, and what passes them compete."""
+    row = tl.program_id(0).to(tl.int64)
+    draw = tl.program_id(1)
+    cell = row * num_draws + draw
+    seed = (tl.load(word) & _SEED_MASK) ^ seed_key
+    level = tl.load(level_R + row)
+    hot_found = tl.load(hot_found_R + row)
+    listed_hot = hot_found <= HOT
+    cold_limit = tl.where(listed_hot, -_REACH * epsilon, float("inf"))
+    hot_found = tl.where(listed_hot, hot_found, 0)
+    mine = scratch + cell * 2 * CAPACITY
+    list_value = mine.to(tl.pointer_type(tl.float32))
+    list_class = mine + CAPACITY
+    place = tl.arange(0, PLACES)
+    threshold = 0.0
+    held = 0
+    if not FIRST:
+        value_K = tl.load(values_RBK + cell * k + place, mask=place < k, other=float("inf")) - level
+        class_K = (tl.load(classes_RBK + cell * k + place, mask=place < k, other=0) - first_class).to(tl.int32)
+        tl.store(list_value + place, value_K, mask=place < k)
+        tl.store(list_class + place, class_K, mask=place < k)
+        threshold = tl.min(value_K, 0)
+        held = k
+    enough_at = -float("inf")
+    short_at = float("inf")
+    step = epsilon
+    tries = 0
+    filled = 0
+    stored = listed_hot
+    looking = level == level
+    while looking:
+        filled = held + _list_passing(
+            scores + row * row_stride, maxima + row * num_tiles, limits + row * num_tiles, hot_classes + row * HOT,
+            list_value + held, list_class + held, CAPACITY - held, 0, num_tiles, hot_found, num_classes, level,
+            cold_limit, threshold, stored, epsilon, draw, seed, row, T, LANES, FOLD, CELLS,
+        )  # fmt: skip
+        overflow = filled > CAPACITY
+        looking = ((filled < k) | overflow) & (tries < _TRIES)
+        threshold, enough_at, short_at, step = _another_threshold(threshold, enough_at, short_at, step, overflow)
+        stored = stored & (tries < 0)
+        tries += 1
+        tl.debug_barrier()
+    entry = tl.arange(0, CAPACITY)
+    listed = entry < tl.minimum(filled, CAPACITY)
+    value = tl.load(list_value + entry, mask=listed, other=0.0)
+    at = tl.load(list_class + entry, mask=listed, other=0)
+    kth = _kth_largest(value, listed, filled, k)
+    # All that are larger, and of those equal to it as many as there is room for.
+    above = listed & (value > kth)
+    number_above = tl.sum(above.to(tl.int32), 0)
+    equal = listed & (value == kth)
+    slot = tl.where(above, tl.cumsum(above.to(tl.int32), 0) - 1, number_above + tl.cumsum(equal.to(tl.int32), 0) - 1)
+    kept = (above | equal) & (slot < k)
+    tl.store(values_RBK + cell * k + slot, value + level, mask=kept)
+    tl.store(classes_RBK + cell * k + slot, at.to(tl.int64) + first_class, mask=kept)
+
+
+@triton.jit
+def draw_dense(
+    scores,
+    target,
+    margins,
+    class_weights,
+    word,
+    base_R,
+    share_R,
+    values_RB,
+    classes_RB,
+    loss_out,
+    total_share,
+    num_rows,
+    num_classes,
+    row_stride,
+    seed_key,
+    k,
+    num_draws,
+    epsilon,
+    margin,
+    scale,
+    ignore_index,
+    PLACES: tl.constexpr,
+    HAS_MARGINS: tl.constexpr,
+    HAS_WEIGHTS: tl.constexpr,
+    REDUCTION: tl.constexpr,
+    FINISH_ROWS: tl.constexpr,
+):
+    """One draw of one row."""
+    row = tl.program_id(0).to(tl.int64)
+    draw = tl.program_id(1)
+    seed = (tl.load(word) & _SEED_MASK) ^ seed_key
+    place = tl.arange(0, PLACES)
+    inside = place < num_classes
+    score = tl.load(scores + row * row_stride + place, mask=inside, other=-float("inf")).to(tl.float32)
+    finite = tl.max((inside & (score - score != 0)).to(tl.int32), 0) == 0
+    level = tl.max(score, 0)
+    key_place, key_draw = row_keys(seed, row, OWN)
+    bits = cell_bits(place_bits(place, key_place), draw, key_draw)
+    value = tl.where(finite, (score - level) + epsilon * normal(bits), 0.0)
+    kth = _kth_largest(value, inside, num_classes, k)
+    at = tl.min(tl.where(inside & (value == kth), place, num_classes - 1), 0)
+    _store_base(
+        scores, target, margins, class_weights, base_R, share_R, row, level, finite,
+        num_classes, row_stride, margin, ignore_index, HAS_MARGINS, HAS_WEIGHTS,
+    )  # fmt: skip
+    tl.store(values_RB + row * num_draws + draw, kth)
+    tl.store(classes_RB + row * num_draws + draw, at)
+    _finish(base_R, share_R, values_RB, word, loss_out, total_share, num_rows, num_draws, scale, REDUCTION, FINISH_ROWS)
+
+
+@triton.jit
+def _store_base(
+    scores, target, margins, class_weights, base_R, share_R, row, level, finite,
+    num_classes, row_stride, margin, ignore_index, HAS_MARGINS: tl.constexpr, HAS_WEIGHTS: tl.constexpr,
+):  # fmt: skip
+    """The hinge without its rivals, ``margin + level - s_y``, and the weight of the row."""
+    label = tl.load(target + row)
+    kept = label != ignore_index
+    known = kept & (label >= 0) & (label < num_classes)
+    # A label out of range has no score, and its loss is NaN.
+    own = tl.load(scores + row * row_stride + label, mask=known, other=float("nan")).to(tl.float32)
+    share = tl.where(kept, 1.0, 0.0)
+    if HAS_MARGINS:
+        margin = tl.load(margins + label, mask=known, other=0.0)
+    if HAS_WEIGHTS:
+        share = tl.load(class_weights + label, mask=known, other=0.0).to(tl.float32)
+    base = tl.where(finite, margin + (level - own), float("nan"))
+    tl.store(base_R + row, tl.where(kept, base, 0.0))
+    tl.store(share_R + row, share)
+
+
+@triton.jit
+def _finish(
+    base_R, share_R, values_RB, word, loss_out, total_share, num_rows, num_draws, scale,
+    REDUCTION: tl.constexpr, FINISH_ROWS: tl.constexpr,
+):  # fmt: skip
+    """The loss of every row and its reduction, by the last program to get here: all draws are in then."""
+    tl.debug_barrier()
+    before = tl.atomic_add(word, _TICKET, sem="acq_rel")
+    if (before >> _SEED_BITS) == tl.num_programs(0) * tl.num_programs(1) - 1:
+        total = tl.zeros([FINISH_ROWS], tl.float32)
+        shares = tl.zeros([FINISH_ROWS], tl.float32)
+        for start in range(0, num_rows, FINISH_ROWS):
+            row = (start + tl.arange(0, FINISH_ROWS)).to(tl.int64)
+            there = row < num_rows
+            rival = tl.zeros([FINISH_ROWS], tl.float32)
+            for draw in range(0, num_draws):
+                rival += tl.load(values_RB + row * num_draws + draw, mask=there, other=0.0, cache_modifier=".cg")
+            share = tl.load(share_R + row, mask=there, other=0.0, cache_modifier=".cg") * scale
+            hinge = tl.load(base_R + row, mask=there, other=0.0, cache_modifier=".cg") + rival / num_draws
+            # Ignored rows have no share, and 0 * NaN would be NaN.
+            loss = tl.where((share == 0) | (hinge <= 0), 0.0, share * hinge)
+            # From here on the slope of the row: what backward needs.
+            tl.store(base_R + row, tl.where(hinge <= 0, 0.0, share), mask=there)
+            if REDUCTION == 0:
+                tl.store(loss_out + row, loss, mask=there)
+            total += loss
+            shares += share
+        if REDUCTION == 1:
+            denominator = tl.sum(shares, 0) / scale
+            tl.store(loss_out, tl.sum(total, 0) / denominator)
+            tl.store(total_share, denominator)
+        if REDUCTION == 2:
+            tl.store(loss_out, tl.sum(total, 0))
+
+
+@triton.jit
+def backward(
+    gradient,
+    grad_loss,
+    target,
+    classes_RB,
+    slope_R,
+    total_share,
+    num_classes,
+    num_draws,
+    REDUCTION: tl.constexpr,
+    PLACES: tl.constexpr,
+    DRAWS: tl.constexpr,
+):
+    """A block of one row of the gradient: zeros, then the entries that fall into it."""
+    row = tl.program_id(0).to(tl.int64)
+    first = tl.program_id(1) * PLACES
+    place = first + tl.arange(0, PLACES)
+    gradient_row = gradient + row * num_classes
+    tl.store(gradient_row + place, tl.zeros([PLACES], gradient.dtype.element_ty), mask=place < num_classes)
+    slope = tl.load(slope_R + row) * tl.load(grad_loss + (row if REDUCTION == 0 else 0)).to(tl.float32)
+    if REDUCTION == 1:
+        slope = slope / tl.load(total_share)
+    label = tl.load(target + row)
+    draw = tl.arange(0, DRAWS)
+    chosen = tl.load(classes_RB + row * num_draws + draw, mask=draw < num_draws, other=-1)
+    # Several draws may have chosen one class: each of them writes the same whole entry.
+    times = tl.sum((chosen[:, None] == chosen[None, :]).to(tl.float32), 1)
+    entry = slope * (times / num_draws - (chosen == label).to(tl.float32))
+    labelled = tl.sum((chosen == label).to(tl.float32), 0)
+    tl.debug_barrier()
+    mine = (chosen >= first) & (chosen < first + PLACES)
+    tl.store(gradient_row + chosen, entry.to(gradient.dtype.element_ty), mask=mine)
+    label_entry = slope * (labelled / num_draws - 1.0)
+    has_label = (label >= first) & (label < first + PLACES) & (label < num_classes)
+    tl.store(gradient_row + label, label_entry.to(gradient.dtype.element_ty), mask=has_label)
