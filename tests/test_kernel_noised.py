@@ -42,13 +42,16 @@ def lazy(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
 def levels(monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
     """The levels of each search, as they come: they decide whose noise is whose."""
     seen: list[Tensor] = []
-    list_hot = noised._Search.list_hot
 
-    def remember(search: object, spoil_R: Tensor | None) -> None:
-        seen.append(search.level_R.cpu().clone())  # type: ignore[attr-defined]
-        list_hot(search, spoil_R)
+    def remembering(step: Callable[..., None]) -> Callable[..., None]:
+        def run(search: Any, *arguments: object) -> None:
+            step(search, *arguments)
+            seen.append(search.level_R.cpu().clone())
 
-    monkeypatch.setattr(noised._Search, "list_hot", remember)
+        return run
+
+    for name in ("list_hot", "survey"):
+        monkeypatch.setattr(noised._Search, name, remembering(getattr(noised._Search, name)))
     return seen
 
 

@@ -99,19 +99,25 @@ def check_reduction(reduction: str) -> None:
         raise ShortlistError(f"reduction must be one of {get_args(Reduction)}, got {reduction!r}")
 
 
+def checked_class_dim(scores: Tensor) -> int:
+    """Which dimension of the scores is that of the classes."""
+    check_floating("scores", scores)
+    class_dim = min(1, scores.dim() - 1)
+    if scores.dim() == 0 or scores.shape[class_dim] < 2:
+        shapes = "(N, L), (L,) or (N, L, d1, ...) with L >= 2 classes"
+        raise ShortlistError(f"scores must have shape {shapes}, got {tuple(scores.shape)}")
+    return class_dim
+
+
 def with_classes_last(scores: Tensor, target: Tensor) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """Scores as rows of classes, with labels as either indices or probabilities.
 
     Takes ``(L,)`` with a scalar, ``(N, L)`` with ``(N,)``, ``(N, L, d1, ...)`` with ``(N, d1, ...)``, and
     probabilities shaped like the scores.
     """
-    check_floating("scores", scores)
+    class_dim = checked_class_dim(scores)
     if not isinstance(target, Tensor):
         raise ShortlistError(f"target must be a tensor, got {type(target).__name__}")
-    class_dim = min(1, scores.dim() - 1)
-    if scores.dim() == 0 or scores.shape[class_dim] < 2:
-        shapes = "(N, L), (L,) or (N, L, d1, ...) with L >= 2 classes"
-        raise ShortlistError(f"scores must have shape {shapes}, got {tuple(scores.shape)}")
     scores_RL = working(scores.movedim(class_dim, -1))
     if target.is_floating_point():
         if target.shape != scores.shape:

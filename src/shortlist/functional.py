@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from shortlist import kernels
-from shortlist._batch import Reduction, ScoredBatch, check_reduction
+from shortlist._batch import Reduction, ScoredBatch, check_reduction, checked_class_dim
 from shortlist._checks import (
     ClassCounts,
     check_floating,
@@ -352,9 +352,8 @@ def imbalanced_noised_topk_hinge(
         Garcin et al., Stochastic smoothing of the top-K calibrated hinge loss for deep imbalanced classification,
         ICML 2022.
     """
-    check_floating("scores", scores)
     check_positive("scale", scale)
-    counts_L = checked_class_counts(class_counts, scores.shape[min(1, scores.dim() - 1)] if scores.dim() else None)
+    counts_L = checked_class_counts(class_counts, scores.shape[checked_class_dim(scores)])
     margins_L = class_margins(counts_L.to(scores.device), max_margin)
     return _noised_hinge(
         scores, target, k, margins_L, scale, epsilon, n_samples, noise, generator, weight, ignore_index, reduction

@@ -25,8 +25,8 @@ NoisedLoss = NoisedTopKHinge | ImbalancedNoisedTopKHinge
 
 # Scores of a chunk: 32 MiB in half types, which a large GPU's cache holds on to, and 64 MiB in float32.
 _SCORES_AT_ONCE = 2**24
-# Chunks of a multiple of this many classes keep matrix products on their fast paths.
-_CLASSES_ALIGNED = 128
+# Chunks of a multiple of this many classes keep matrix products on their fast paths, and tiles of the kernels whole.
+_CLASSES_ALIGNED = 32
 
 
 class NoisedHead(nn.Module, ABC):
@@ -289,7 +289,5 @@ def _classes_at_once(rows: int, num_classes: int) -> int:
     """Chunks of about equal size: a small one at the end would cost nearly as much as the others."""
     most = max(1, _SCORES_AT_ONCE // max(1, rows))
     chunks = max(1, math.ceil(num_classes / most))
-    classes = math.ceil(num_classes / chunks)
-    return (
-        math.ceil(classes / _CLASSES_ALIGNED) * _CLASSES_ALIGNED if chunks > 1 and most > _CLASSES_ALIGNED else classes
-    )
+    classes = max(1, math.ceil(num_classes / chunks))
+    return math.ceil(classes / _CLASSES_ALIGNED) * _CLASSES_ALIGNED if most > _CLASSES_ALIGNED else classes

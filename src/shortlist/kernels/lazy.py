@@ -190,6 +190,35 @@ def list_hot(
 
 
 @triton.jit
+def survey(
+    scores, maxima, limits, level_R, hot_found_R, hot_classes, spoil_R, values_RBK,
+    num_classes, row_stride, num_tiles, num_held, epsilon,
+    T: tl.constexpr, TILES: tl.constexpr, HOT: tl.constexpr, HELD: tl.constexpr,
+):  # fmt: skip
+    """``summarise`` and ``list_hot`` in one read, where the level is known: the least that holds a place in the row."""
+    row = tl.program_id(0).to(tl.int64)
+    held = tl.arange(0, HELD)
+    standing = tl.load(values_RBK + row * num_held + held, mask=held < num_held, other=float("inf"))
+    level = tl.min(standing, 0)
+    tl.store(level_R + row, level)
+    tile = tl.program_id(1) * TILES + tl.arange(0, TILES)
+    place = tile[:, None] * T + tl.arange(0, T)[None, :]
+    inside = place < num_classes
+    score = tl.load(scores + row * row_stride + place, mask=inside, other=-float("inf")).to(tl.float32)
+    broken = tl.max(tl.max((inside & (score - score != 0)).to(tl.int32), 1), 0) != 0
+    tl.store(spoil_R + row, float("nan"), mask=broken)
+    best = tl.max(score, 1) - level
+    cold_limit = -_REACH * epsilon
+    limit = _open_limit(tl.minimum(best, cold_limit), 0.0, epsilon, T)
+    tl.store(maxima + row * num_tiles + tile, best + level, mask=tile < num_tiles)
+    tl.store(limits + row * num_tiles + tile, limit.to(tl.float32, bitcast=True), mask=tile < num_tiles)
+    if tl.max(best, 0) > cold_limit:
+        hot = inside & (score - level > cold_limit)
+        slot = tl.atomic_add(hot_found_R + row + place * 0, 1, mask=hot, sem="relaxed")
+        tl.store(hot_classes + row * HOT + slot, place, mask=hot & (slot < HOT))
+
+
+@triton.jit
 def _kth_largest(value, listed, count, k):
     """The k-th largest of the ``count`` values listed, if there are so many: narrow a range until one value is left.
 
@@ -518,20 +547,17 @@ def challenge(
     list_value = mine.to(tl.pointer_type(tl.float32))
     list_class = mine + CAPACITY
     place = tl.arange(0, PLACES)
+    # The new ones are listed behind the places of those who hold them, who join them only if there are any.
+    held = 0 if FIRST else k
     threshold = 0.0
-    held = 0
     if not FIRST:
         value_K = tl.load(values_RBK + cell * k + place, mask=place < k, other=float("inf")) - level
-        class_K = (tl.load(classes_RBK + cell * k + place, mask=place < k, other=0) - first_class).to(tl.int32)
-        tl.store(list_value + place, value_K, mask=place < k)
-        tl.store(list_class + place, class_K, mask=place < k)
         threshold = tl.min(value_K, 0)
-        held = k
     enough_at = -float("inf")
     short_at = float("inf")
     step = epsilon
     tries = 0
-    filled = 0
+    filled = held
     stored = listed_hot
     looking = level == level
     while looking:
@@ -546,19 +572,27 @@ def challenge(
         stored = stored & (tries < 0)
         tries += 1
         tl.debug_barrier()
-    entry = tl.arange(0, CAPACITY)
-    listed = entry < tl.minimum(filled, CAPACITY)
-    value = tl.load(list_value + entry, mask=listed, other=0.0)
-    at = tl.load(list_class + entry, mask=listed, other=0)
-    kth = _kth_largest(value, listed, filled, k)
-    # All that are larger, and of those equal to it as many as there is room for.
-    above = listed & (value > kth)
-    number_above = tl.sum(above.to(tl.int32), 0)
-    equal = listed & (value == kth)
-    slot = tl.where(above, tl.cumsum(above.to(tl.int32), 0) - 1, number_above + tl.cumsum(equal.to(tl.int32), 0) - 1)
-    kept = (above | equal) & (slot < k)
-    tl.store(values_RBK + cell * k + slot, value + level, mask=kept)
-    tl.store(classes_RBK + cell * k + slot, at.to(tl.int64) + first_class, mask=kept)
+    if filled > held:
+        if not FIRST:
+            value_K = tl.load(values_RBK + cell * k + place, mask=place < k, other=0.0) - level
+            class_K = (tl.load(classes_RBK + cell * k + place, mask=place < k, other=0) - first_class).to(tl.int32)
+            tl.store(list_value + place, value_K, mask=place < k)
+            tl.store(list_class + place, class_K, mask=place < k)
+            tl.debug_barrier()
+        entry = tl.arange(0, CAPACITY)
+        listed = entry < tl.minimum(filled, CAPACITY)
+        value = tl.load(list_value + entry, mask=listed, other=0.0)
+        at = tl.load(list_class + entry, mask=listed, other=0)
+        kth = _kth_largest(value, listed, filled, k)
+        # All that are larger, and of those equal to it as many as there is room for.
+        above = listed & (value > kth)
+        equal = listed & (value == kth)
+        after = tl.sum(above.to(tl.int32), 0) + tl.cumsum(equal.to(tl.int32), 0) - 1
+        slot = tl.where(above, tl.cumsum(above.to(tl.int32), 0) - 1, after)
+        kept = (above | equal) & (slot < k)
+        tl.debug_barrier()
+        tl.store(values_RBK + cell * k + slot, value + level, mask=kept)
+        tl.store(classes_RBK + cell * k + slot, at.to(tl.int64) + first_class, mask=kept)
 
 
 @triton.jit

@@ -37,6 +37,7 @@ from shortlist.kernels.launch import Launcher
 _summarise = Launcher(lazy.summarise)
 _set_levels = Launcher(lazy.set_levels)
 _list_hot = Launcher(lazy.list_hot)
+_survey = Launcher(lazy.survey)
 _draw_lazy = Launcher(lazy.draw_lazy)
 _draw_dense = Launcher(lazy.draw_dense)
 _challenge = Launcher(lazy.challenge)
@@ -116,11 +117,11 @@ def challenge(
     _, num_draws, k = values_RBK.shape
     search = _Search(scores_RC, k, epsilon, num_draws)
     if first:
+        search.summarise()
         search.set_levels(None, None)
+        search.list_hot(spoil_R)
     else:
-        torch.amin(values_RBK, (1, 2), out=search.level_R)
-        search.hot_found_R.zero_()
-    search.list_hot(spoil_R)
+        search.survey(values_RBK, spoil_R)
     places = triton.next_power_of_2(k)
     capacity = max(triton.next_power_of_2(int(2.5 * _wanted(k))), 2 * places)
     scratch = torch.empty(len(scores_RC) * num_draws * 2 * capacity, dtype=torch.int32, device=scores_RC.device)
@@ -152,7 +153,8 @@ class _Search:
         num_rows, device = len(scores_RL), scores_RL.device
         self.scores_RL, self.epsilon, self.num_draws, self.wanted = scores_RL, epsilon, num_draws, _wanted(k)
         self.num_tiles = _tiles(scores_RL)
-        self.hot = triton.next_power_of_2(max(1024, int(16 * self.wanted)))
+        # Room for the hot classes of a row, which are several times those that pass; of a chunk, a part of them.
+        self.hot = triton.next_power_of_2(max(256, int(16 * self.wanted)))
         self.steepness = min(_STEEPNESS / math.log(2) / epsilon, 1e30)
         self.maxima, self.weights = torch.empty(2, num_rows, self.num_tiles, dtype=torch.float32, device=device)
         self.level_R = torch.empty(num_rows, dtype=torch.float32, device=device)
@@ -160,9 +162,11 @@ class _Search:
         sizes = [num_rows, num_rows * num_draws, num_rows * self.num_tiles, num_rows * self.hot]
         self.hot_found_R, self.tickets_RB, self._queue, self.hot_classes = torch.split(ints, sizes)
         self.shape = scores_RL.shape[1], scores_RL.stride(0), self.num_tiles
+
+    def summarise(self) -> None:
         _summarise(
-            (num_rows, triton.cdiv(self.num_tiles, 128), 1),
-            (scores_RL, self.maxima, self.weights),
+            (len(self.scores_RL), triton.cdiv(self.num_tiles, 128), 1),
+            (self.scores_RL, self.maxima, self.weights),
             (*self.shape, self.steepness),
             (_TILE, 128),
             num_warps=4,
@@ -193,6 +197,18 @@ class _Search:
             (*self.shape, self.epsilon),
             (_TILE, per_program, 512, self.hot, spoil_R is not None),
             num_warps=1,
+        )
+
+    def survey(self, values_RBK: Tensor, spoil_R: Tensor) -> None:
+        """All three steps in one, with the least that holds a place as the level."""
+        held = values_RBK[0].numel()
+        self.hot_found_R.zero_()
+        _survey(
+            (len(self.scores_RL), triton.cdiv(self.num_tiles, 64), 1),
+            (self.scores_RL, *self.found(), spoil_R, values_RBK),
+            (*self.shape, held, self.epsilon),
+            (_TILE, 64, self.hot, triton.next_power_of_2(held)),
+            num_warps=4,
         )
 
     def found(self) -> tuple[Tensor, ...]:
@@ -288,6 +304,7 @@ def _launch_lazy(
 ) -> None:
     num_rows = len(scores_RL)
     search = _Search(scores_RL, k, epsilon, num_draws)
+    search.summarise()
     search.set_levels(labels, rows)
     search.list_hot(None)
     splits = _splits(num_rows * num_draws, search.num_tiles)
