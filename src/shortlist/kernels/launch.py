@@ -10,6 +10,9 @@ from typing import Any
 
 from torch import Tensor
 
+# Binaries to remember; sizes that never come again would otherwise pile up.
+_MOST = 4096
+
 
 class Launcher:
     """A Triton kernel whose parameters are pointers, then numbers, then constants."""
@@ -25,15 +28,35 @@ class Launcher:
         numbers: tuple[float, ...],
         constants: tuple[int, ...],
         *,
+        kinds: tuple[object, ...],
         num_warps: int,
     ) -> None:
-        # What a binary is specialised for: numbers that are 1 or divisible by 16, types, addresses divisible by 16.
-        kinds = tuple([None if p is None else (p.dtype, p.data_ptr() % 16 == 0, p.device.index) for p in pointers])
-        key = (numbers, constants, num_warps, kinds)
+        """Launch it.
+
+        Args:
+            kinds: ``kind`` of each tensor that somebody else made. Those made here follow from the sizes.
+        """
+        key = (grid, numbers, constants, kinds)
         binary = self._binaries.get(key)
         if binary is not None:
             binary[grid](*pointers, *numbers, *constants)
             return
         binary = self._kernel[grid](*pointers, *numbers, *constants, num_warps=num_warps)
         if binary is not None:  # the interpreter has none
+            if len(self._binaries) >= _MOST:
+                self._binaries.clear()
             self._binaries[key] = binary
+
+
+def kind(tensor: Tensor | None) -> object:
+    """What of a tensor a binary is specialised for: its type, and whether its address is divisible by 16."""
+    return None if tensor is None else (tensor.dtype, tensor.data_ptr() % 16 == 0, tensor.device)
+
+
+# As in triton, where they are functions of its language and fifty times as slow.
+def power_of_2(at_least: int) -> int:
+    return 1 << (at_least - 1).bit_length()
+
+
+def divided_up(a: int, b: int) -> int:
+    return -(-a // b)

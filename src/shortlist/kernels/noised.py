@@ -26,13 +26,12 @@ import math
 from typing import Any, NamedTuple
 
 import torch
-import triton
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from shortlist._noise import rank_key
 from shortlist.kernels import lazy
-from shortlist.kernels.launch import Launcher
+from shortlist.kernels.launch import Launcher, divided_up, kind, power_of_2
 
 _summarise = Launcher(lazy.summarise)
 _set_levels = Launcher(lazy.set_levels)
@@ -122,14 +121,15 @@ def challenge(
         search.list_hot(spoil_R)
     else:
         search.survey(values_RBK, spoil_R)
-    places = triton.next_power_of_2(k)
-    capacity = max(triton.next_power_of_2(int(2.5 * _wanted(k))), 2 * places)
+    places = power_of_2(k)
+    capacity = max(power_of_2(int(2.5 * _wanted(k))), 2 * places)
     scratch = torch.empty(len(scores_RC) * num_draws * 2 * capacity, dtype=torch.int32, device=scores_RC.device)
     _challenge(
         (len(scores_RC), num_draws, 1),
         (scores_RC, seed.word, *search.found(), scratch, values_RBK, classes_RBK),
         (*search.shape, first_class, seed.key ^ (first_class << 8), k, num_draws, epsilon),
         (_TILE, _LANES, _FOLD, _CELLS, search.hot, capacity, places, first),
+        kinds=search.kinds,
         num_warps=1,
     )
 
@@ -142,9 +142,6 @@ class _Labels(NamedTuple):
     weight_L: Tensor | None
     ignore_index: int
 
-    def given(self) -> tuple[bool, bool]:
-        return self.margins_L is not None, self.weight_L is not None
-
 
 class _Search:
     """The first steps of a lazy search, and what they leave for the draws."""
@@ -154,29 +151,31 @@ class _Search:
         self.scores_RL, self.epsilon, self.num_draws, self.wanted = scores_RL, epsilon, num_draws, _wanted(k)
         self.num_tiles = _tiles(scores_RL)
         # Room for the hot classes of a row, which are several times those that pass; of a chunk, a part of them.
-        self.hot = triton.next_power_of_2(max(256, int(16 * self.wanted)))
+        self.hot = power_of_2(max(256, int(16 * self.wanted)))
         self.steepness = min(_STEEPNESS / math.log(2) / epsilon, 1e30)
         self.maxima, self.weights = torch.empty(2, num_rows, self.num_tiles, dtype=torch.float32, device=device)
         self.level_R = torch.empty(num_rows, dtype=torch.float32, device=device)
         ints = torch.empty(num_rows * (1 + num_draws + self.num_tiles + self.hot), dtype=torch.int32, device=device)
         sizes = [num_rows, num_rows * num_draws, num_rows * self.num_tiles, num_rows * self.hot]
-        self.hot_found_R, self.tickets_RB, self._queue, self.hot_classes = torch.split(ints, sizes)
+        self.hot_found_R, self.tickets_RB, self._queue, self.hot_classes = ints.split_with_sizes(sizes)
         self.shape = scores_RL.shape[1], scores_RL.stride(0), self.num_tiles
+        self.kinds: tuple[object, ...] = (kind(scores_RL),)
 
     def summarise(self) -> None:
         _summarise(
-            (len(self.scores_RL), triton.cdiv(self.num_tiles, 128), 1),
+            (len(self.scores_RL), divided_up(self.num_tiles, 128), 1),
             (self.scores_RL, self.maxima, self.weights),
             (*self.shape, self.steepness),
             (_TILE, 128),
+            kinds=self.kinds,
             num_warps=4,
         )
 
     def set_levels(self, labels: "_Labels | None", rows: "_RowResults | None") -> None:
         """From the summaries; with labels, also what the loss of each row is made of."""
-        lanes = triton.next_power_of_2(min(max(int(4 * self.wanted), 128), 2048))
-        fold = max(1, min(triton.next_power_of_2(self.num_tiles), 1024) // lanes)
-        draws = triton.next_power_of_2(self.num_draws)
+        lanes = power_of_2(min(max(int(4 * self.wanted), 128), 2048))
+        fold = max(1, min(power_of_2(self.num_tiles), 1024) // lanes)
+        draws = power_of_2(self.num_draws)
         target_R, margins_L, weight_L, ignore_index = labels or _Labels(self.tickets_RB, None, None, 0)
         base_R, share_R = (rows.base_R, rows.share_R) if rows is not None else (None, None)
         loss = (target_R, margins_L, weight_L)
@@ -186,16 +185,18 @@ class _Search:
             (self.scores_RL, *loss, self.maxima, self.weights, *leaves),
             (*self.shape, self.num_draws, self.epsilon, self.steepness, self.wanted, 1.0, ignore_index),
             (lanes, fold, draws, labels is not None, margins_L is not None, weight_L is not None),
+            kinds=(*self.kinds, *map(kind, loss)),
             num_warps=2,
         )
 
     def list_hot(self, spoil_R: Tensor | None) -> None:
         per_program = 128 if self.num_tiles > 1024 else 32
         _list_hot(
-            (len(self.scores_RL), triton.cdiv(self.num_tiles, per_program), 1),
+            (len(self.scores_RL), divided_up(self.num_tiles, per_program), 1),
             (spoil_R, self.scores_RL, self.maxima, self.weights, self._queue, *self.found()[2:]),
             (*self.shape, self.epsilon),
             (_TILE, per_program, 512, self.hot, spoil_R is not None),
+            kinds=self.kinds,
             num_warps=1,
         )
 
@@ -204,10 +205,11 @@ class _Search:
         held = values_RBK[0].numel()
         self.hot_found_R.zero_()
         _survey(
-            (len(self.scores_RL), triton.cdiv(self.num_tiles, 64), 1),
+            (len(self.scores_RL), divided_up(self.num_tiles, 64), 1),
             (self.scores_RL, *self.found(), spoil_R, values_RBK),
             (*self.shape, held, self.epsilon),
-            (_TILE, 64, self.hot, triton.next_power_of_2(held)),
+            (_TILE, 64, self.hot, power_of_2(held)),
+            kinds=self.kinds,
             num_warps=4,
         )
 
@@ -221,10 +223,10 @@ class _RowResults:
     def __init__(self, num_rows: int, num_draws: int, reduction: str, device: torch.device) -> None:
         floats = torch.empty(4 + num_rows * (2 + num_draws), dtype=torch.float32, device=device)
         sizes = [4, num_rows, num_rows, num_rows * num_draws]
-        self.total_share, self.base_R, self.share_R, self.values_RB = torch.split(floats, sizes)
+        self.total_share, self.base_R, self.share_R, self.values_RB = floats.split_with_sizes(sizes)
         self.classes_RB = torch.empty(num_rows, num_draws, dtype=torch.int32, device=device)
         self.loss = torch.empty(num_rows if reduction == "none" else (), dtype=torch.float32, device=device)
-        self.finish = _REDUCTIONS[reduction], min(512, triton.next_power_of_2(num_rows))
+        self.finish = _REDUCTIONS[reduction], min(512, power_of_2(num_rows))
 
     def pointers(self) -> tuple[Tensor, ...]:
         return self.base_R, self.share_R, self.values_RB, self.classes_RB, self.loss, self.total_share
@@ -259,13 +261,15 @@ class _NoisedHinge(torch.autograd.Function):
         target_R, classes_RB, slope_R, total_share = ctx.saved_tensors
         num_rows, num_classes = ctx.shape
         gradient_RL = torch.empty(ctx.shape, dtype=ctx.dtype, device=grad_loss.device)
-        places = min(4096, triton.next_power_of_2(num_classes))
+        places = min(4096, power_of_2(num_classes))
         num_draws = classes_RB.shape[1]
+        grad_loss = grad_loss.contiguous()
         _backward(
-            (num_rows, triton.cdiv(num_classes, places), 1),
-            (gradient_RL, grad_loss.contiguous(), target_R, classes_RB, slope_R, total_share),
+            (num_rows, divided_up(num_classes, places), 1),
+            (gradient_RL, grad_loss, target_R, classes_RB, slope_R, total_share),
             (num_classes, num_draws),
-            (_REDUCTIONS[ctx.reduction], places, triton.next_power_of_2(num_draws)),
+            (_REDUCTIONS[ctx.reduction], places, power_of_2(num_draws)),
+            kinds=(ctx.dtype, kind(grad_loss), kind(target_R)),
             num_warps=4,
         )
         return gradient_RL, *(None,) * 7
@@ -282,12 +286,13 @@ def _launch_dense(
     seed: Seed,
 ) -> None:
     num_rows, num_classes = scores_RL.shape
-    places = triton.next_power_of_2(num_classes)
+    places = power_of_2(num_classes)
     _draw_dense(
         (num_rows, num_draws, 1),
         (scores_RL, labels.target_R, labels.margins_L, labels.weight_L, seed.word, *rows.pointers()),
         (num_rows, num_classes, scores_RL.stride(0), seed.key, k, num_draws, epsilon, 1.0, scale, labels.ignore_index),
-        (places, *labels.given(), *rows.finish),
+        (places, labels.margins_L is not None, labels.weight_L is not None, *rows.finish),
+        kinds=(kind(scores_RL), *map(kind, labels[:3])),
         num_warps=max(1, min(16, places // 512)),
     )
 
@@ -308,21 +313,22 @@ def _launch_lazy(
     search.set_levels(labels, rows)
     search.list_hot(None)
     splits = _splits(num_rows * num_draws, search.num_tiles)
-    capacity = triton.next_power_of_2(int(2.5 * search.wanted))
+    capacity = power_of_2(int(2.5 * search.wanted))
     cells = num_rows * num_draws * splits
     scratch = torch.empty(cells * (1 + 2 * capacity), dtype=torch.int32, device=scores_RL.device)
-    lists, counts_RBS = torch.split(scratch, [cells * 2 * capacity, cells])
+    lists, counts_RBS = scratch.split_with_sizes([cells * 2 * capacity, cells])
     _draw_lazy(
         (num_rows, num_draws, splits),
         (scores_RL, seed.word, *search.found(), search.tickets_RB, counts_RBS, lists, *rows.pointers()),
         (num_rows, *search.shape, seed.key, k, num_draws, epsilon, scale),
         (_TILE, _LANES, _FOLD, _CELLS, search.hot, capacity, splits, *rows.finish),
+        kinds=search.kinds,
         num_warps=1,
     )
 
 
 def _tiles(scores_RL: Tensor) -> int:
-    return -(-scores_RL.shape[1] // _TILE)
+    return divided_up(scores_RL.shape[1], _TILE)
 
 
 def _wanted(k: int) -> float:
