@@ -37,7 +37,7 @@ from shortlist._precision import result_dtype
 from shortlist._subsets import log_subset_ratio, log_subset_ratio_without_each
 from shortlist.exact import exact_topk
 from shortlist.margins import class_margins
-from shortlist.smoothing import smooth_topk, topk_value
+from shortlist.smoothing import find_places, smooth_topk, topk_value
 
 __all__ = [
     "calibrated_topk_hinge",
@@ -392,8 +392,8 @@ def _noised_hinge(
         return loss.to(result_dtype(scores))
     batch = ScoredBatch(scores, target, weight=weight, ignore_index=ignore_index, reduction=reduction)
     margin_RC = 1 if margins_L is None else batch.pick_per_class(margins_L.to(batch.scores_RL.dtype))
-    rival_R1 = _smooth_rival(batch, scores, k, epsilon, n_samples, noise, generator)
-    return batch.reduce(scale * (margin_RC + rival_R1 - batch.scores_RC).relu())
+    rival_R1, own_RC = _smooth_rival_and_own(batch, scores, k, epsilon, n_samples, noise, generator)
+    return batch.reduce(scale * (margin_RC + rival_R1 - own_RC).relu())
 
 
 def _are_labelled_rows(scores: Tensor, target: Tensor) -> bool:
@@ -411,7 +411,7 @@ def _are_labelled_rows(scores: Tensor, target: Tensor) -> bool:
     )
 
 
-def _smooth_rival(
+def _smooth_rival_and_own(
     batch: ScoredBatch,
     scores: Tensor,
     k: int,
@@ -419,19 +419,27 @@ def _smooth_rival(
     n_samples: float,
     noise: Tensor | None,
     generator: torch.Generator | None,
-) -> Tensor:
-    """``(R, 1)`` smoothed (K+1)-th largest score: the best one that is left out of K suggestions."""
+) -> tuple[Tensor, Tensor]:
+    """``(R, 1)`` smoothed (K+1)-th largest score, the best one left out of K; ``(R, C)`` candidates' own scores."""
     check_k(k, batch.num_classes - 1, batch.num_classes)
     check_noise(noise, scores, generator)
     if n_samples == math.inf and noise is None:
-        rival_R = exact_topk(batch.scores_RL, k + 1, epsilon=epsilon)
-    else:
-        draws = int(n_samples) if noise is None else noise.shape[-1]
-        noise = batch.last_dim_classes(noise)
+        return exact_topk(batch.scores_RL, k + 1, epsilon=epsilon).unsqueeze(-1), batch.scores_RC
+    draws = int(n_samples) if noise is None else noise.shape[-1]
+    noise = batch.last_dim_classes(noise)
+    if epsilon == 0 or batch.index_R is None:
         rival_R = smooth_topk(
             batch.scores_RL, k + 1, epsilon=epsilon, n_samples=draws, noise=noise, generator=generator
         )
-    return rival_R.unsqueeze(-1)
+        return rival_R.unsqueeze(-1), batch.scores_RC
+    noise_BRL = None if noise is None else noise.movedim(-1, 0).to(batch.scores_RL.dtype)
+    places_RB, shift_RB = find_places(
+        batch.scores_RL.detach(), k + 1, slice(k, k + 1), epsilon, draws, noise_BRL, generator
+    )
+    # One gather for them and the label: two would mean two gradients as large as the scores, and their sum.
+    chosen_RP = batch.scores_RL.gather(-1, torch.cat([places_RB, batch.index_R.unsqueeze(-1)], -1))
+    rival_R1 = (chosen_RP[..., :-1] + shift_RB).mean(-1, keepdim=True)
+    return rival_R1, chosen_RP[..., -1:]
 
 
 def _largest_of_others(batch: ScoredBatch, k: int) -> tuple[Tensor, Tensor]:
