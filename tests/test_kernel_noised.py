@@ -226,6 +226,18 @@ def test_the_losses_take_the_kernel_with_all_their_settings(
     torch.testing.assert_close(results[0], results[1], rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("reduction", ["none", "mean", "sum"])
+def test_many_draws_are_added_up_to_the_same_gradient(reduction: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    scores, target = draw(3, 40, 0.5)
+    target[1] = -100
+    gradients = []
+    for most in (128, 1):
+        monkeypatch.setattr(noised, "_MOST_DRAWS", most)
+        here = scores.to(DEVICE).requires_grad_()
+        gradients += torch.autograd.grad(fused(here, target, 3, 0.5, 6, reduction).sum(), here)
+    torch.testing.assert_close(*gradients)
+
+
 def test_a_label_out_of_range_gives_nan() -> None:
     scores, _ = draw(3, 20, 1.0)
     loss = fused(scores.to(DEVICE), torch.tensor([3, 20, -1]), 3, 0.2, 1)

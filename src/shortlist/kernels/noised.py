@@ -50,6 +50,8 @@ _REDUCTIONS = {"none": 0, "mean": 1, "sum": 2}
 _DENSE, _MOST_DENSE = 2048, 4096
 # What the one warp of a draw works on at once: lanes, tiles of each lane, hot classes.
 _LANES, _FOLD, _CELLS = 32, 16, 128
+# Backward compares the classes of so many draws with each other.
+_MOST_DRAWS = 128
 # Programs that fill a large GPU.
 _PROGRAMS = 4096
 
@@ -259,6 +261,8 @@ class _NoisedHinge(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad_loss: Tensor) -> tuple[Tensor | None, ...]:
         target_R, classes_RB, slope_R, total_share = ctx.saved_tensors
+        if classes_RB.shape[1] > _MOST_DRAWS:
+            return _added_up(ctx, grad_loss), *(None,) * 7
         num_rows, num_classes = ctx.shape
         gradient_RL = torch.empty(ctx.shape, dtype=ctx.dtype, device=grad_loss.device)
         places = min(4096, power_of_2(num_classes))
@@ -273,6 +277,16 @@ class _NoisedHinge(torch.autograd.Function):
             num_warps=4,
         )
         return gradient_RL, *(None,) * 7
+
+
+def _added_up(ctx: Any, grad_loss: Tensor) -> Tensor:
+    """The gradient for so many draws that comparing each with each, as the kernel does, would take too long."""
+    target_R, classes_RB, slope_R, total_share = ctx.saved_tensors
+    slope_R1 = (slope_R * grad_loss / (total_share[0] if ctx.reduction == "mean" else 1)).unsqueeze(1)
+    label_R1 = torch.where(slope_R1 == 0, 0, target_R.unsqueeze(1))  # an ignored one may be no class
+    gradient_RL = torch.zeros(ctx.shape, dtype=torch.float32, device=grad_loss.device)
+    gradient_RL.scatter_add_(1, classes_RB.long(), (slope_R1 / classes_RB.shape[1]).expand(classes_RB.shape))
+    return gradient_RL.scatter_add_(1, label_R1, -slope_R1).to(ctx.dtype)
 
 
 def _launch_dense(
