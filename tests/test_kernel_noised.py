@@ -50,7 +50,7 @@ def levels(monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
 
         return run
 
-    for name in ("list_hot", "survey"):
+    for name in ("prepare", "survey"):
         monkeypatch.setattr(noised._Search, name, remembering(getattr(noised._Search, name)))
     return seen
 
@@ -130,16 +130,11 @@ def test_a_list_that_is_too_short_raises_the_threshold(
     lazy: Callable[[int], None], levels: list[Tensor], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lazy(1)
-    monkeypatch.setattr(noised, "_wanted", lambda k: 3.0)  # room for 8, though the level lets many more pass
-    set_levels = noised._Search.set_levels
-
-    def lower(search: object, labels: object, rows: object) -> None:
-        set_levels(search, labels, rows)
-        search.level_R -= 0.5  # type: ignore[attr-defined]
-        rows.base_R -= 0.5  # type: ignore[attr-defined]
-
-    monkeypatch.setattr(noised._Search, "set_levels", lower)
-    assert_as_plain(*draw(1, 300, 1.0), 2, 0.3, 2, levels)
+    monkeypatch.setattr(noised, "_capacity", lambda wanted: 8)
+    scores, target = draw(1, 300, 1.0)
+    assert_as_plain(scores, target, 2, 0.3, 2, levels)
+    noise = field(scores, levels[-1], 0.3, 2)
+    assert ((scores.unsqueeze(-1) + 0.3 * noise > levels[-1]).sum(1) > 8).all(), "the level let no more pass"
 
 
 @pytest.mark.parametrize("chunks", [[400], [300, 200], [200, 300, 130]])
@@ -230,7 +225,7 @@ def test_the_losses_take_the_kernel_with_all_their_settings(
 def test_many_draws_are_added_up_to_the_same_gradient(reduction: str, monkeypatch: pytest.MonkeyPatch) -> None:
     scores, target = draw(3, 40, 0.5)
     target[1] = -100
-    gradients = []
+    gradients: list[Tensor] = []
     for most in (128, 1):
         monkeypatch.setattr(noised, "_MOST_DRAWS", most)
         here = scores.to(DEVICE).requires_grad_()

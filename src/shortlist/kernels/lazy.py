@@ -34,24 +34,6 @@ _TRIES = tl.constexpr(100)
 
 
 @triton.jit
-def summarise(
-    scores, maxima, weights, num_classes, row_stride, num_tiles, steepness, T: tl.constexpr, TILES: tl.constexpr
-):
-    """The summaries of some tiles of a row; NaN for a tile where a score is not finite."""
-    row = tl.program_id(0).to(tl.int64)
-    tile = tl.program_id(1) * TILES + tl.arange(0, TILES)
-    place = tile[:, None] * T + tl.arange(0, T)[None, :]
-    inside = place < num_classes
-    score = tl.load(scores + row * row_stride + place, mask=inside, other=-float("inf")).to(tl.float32)
-    broken = tl.max((inside & (score - score != 0)).to(tl.int32), 1) != 0
-    best = tl.max(score, 1)
-    # With all classes missing, -inf less -inf is NaN, but then the tile is missing too.
-    weight = tl.sum(tl.exp2((score - best[:, None]) * steepness), 1)
-    tl.store(maxima + row * num_tiles + tile, tl.where(broken, float("nan"), best), mask=tile < num_tiles)
-    tl.store(weights + row * num_tiles + tile, weight, mask=tile < num_tiles)
-
-
-@triton.jit
 def _level(maxima, weights, num_tiles, epsilon, steepness, wanted, LANES: tl.constexpr, FOLD: tl.constexpr):
     """The level that about ``wanted`` perturbed scores are expected to pass, and whether all scores are finite."""
     tile = tl.arange(0, FOLD)[:, None] * LANES + tl.arange(0, LANES)[None, :]
@@ -62,8 +44,8 @@ def _level(maxima, weights, num_tiles, epsilon, steepness, wanted, LANES: tl.con
     # A lane stands for every LANES-th tile: their largest score, and how many classes are as good as it.
     for start in range(0, num_tiles, FOLD * LANES):
         there = start + tile < num_tiles
-        top = tl.load(maxima + start + tile, mask=there, other=-float("inf"))
-        more = tl.load(weights + start + tile, mask=there, other=0.0)
+        top = tl.load(maxima + start + tile, mask=there, other=-float("inf"), cache_modifier=".cg")
+        more = tl.load(weights + start + tile, mask=there, other=0.0, cache_modifier=".cg")
         broken |= tl.max((top != top).to(tl.int32), 0)
         least = tl.minimum(least, tl.min(tl.where(there, top, float("inf")), 0))
         higher = tl.maximum(best, tl.max(top, 0))
@@ -114,79 +96,120 @@ def _open_limit(best, threshold, epsilon, T: tl.constexpr):
 
 
 @triton.jit
-def set_levels(
+def prepare(
     scores,
     target,
     margins,
     class_weights,
     maxima,
-    weights,
+    limits,
     level_R,
     hot_found_R,
-    tickets_RB,
+    hot_classes,
+    queue,
+    tickets_R,
+    spoil_R,
     base_R,
     share_R,
     num_classes,
     row_stride,
     num_tiles,
-    num_draws,
     epsilon,
     steepness,
     wanted,
     margin,
     ignore_index,
+    T: tl.constexpr,
+    TILES: tl.constexpr,
     LANES: tl.constexpr,
     FOLD: tl.constexpr,
-    DRAWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    CELLS: tl.constexpr,
+    HOT: tl.constexpr,
+    LISTS: tl.constexpr,
+    SPOILS: tl.constexpr,
     HAS_LABELS: tl.constexpr,
     HAS_MARGINS: tl.constexpr,
     HAS_WEIGHTS: tl.constexpr,
 ):
-    """The level of each row, NaN if a score is not finite."""
+    """Summarise some tiles of a row; the last program of the row sets its level and, unless that is long, lists.
+
+    A tile's summary is its largest score, NaN if one is not finite, and the number of classes as good as that. The
+    latter is kept in ``limits`` until the limit of the tile takes its place.
+    """
     row = tl.program_id(0).to(tl.int64)
-    level, finite = _level(
-        maxima + row * num_tiles, weights + row * num_tiles, num_tiles, epsilon, steepness, wanted, LANES, FOLD
-    )
-    tl.store(level_R + row, tl.where(finite, level, float("nan")))
-    tl.store(hot_found_R + row, 0)
-    draw = tl.arange(0, DRAWS)
-    tl.store(tickets_RB + row * num_draws + draw, tl.zeros([DRAWS], tl.int32), mask=draw < num_draws)
-    if HAS_LABELS:
-        _store_base(
-            scores, target, margins, class_weights, base_R, share_R, row, level, finite,
-            num_classes, row_stride, margin, ignore_index, HAS_MARGINS, HAS_WEIGHTS,
-        )  # fmt: skip
+    scores_row = scores + row * row_stride
+    maxima_row = maxima + row * num_tiles
+    limits_row = limits + row * num_tiles
+    tile = tl.program_id(1) * TILES + tl.arange(0, TILES)
+    place = tile[:, None] * T + tl.arange(0, T)[None, :]
+    inside = place < num_classes
+    score = tl.load(scores_row + place, mask=inside, other=-float("inf")).to(tl.float32)
+    broken = tl.max((inside & (score - score != 0)).to(tl.int32), 1) != 0
+    best = tl.max(score, 1)
+    # With all classes missing, -inf less -inf is NaN, but then the tile is missing too.
+    weight = tl.sum(tl.exp2((score - best[:, None]) * steepness), 1)
+    tl.store(maxima_row + tile, tl.where(broken, float("nan"), best), mask=tile < num_tiles)
+    tl.store(limits_row + tile, weight, mask=tile < num_tiles)
+    tl.debug_barrier()
+    if tl.atomic_add(tickets_R + row, 1, sem="acq_rel") == tl.num_programs(1) - 1:
+        level, finite = _level(maxima_row, limits_row, num_tiles, epsilon, steepness, wanted, LANES, FOLD)
+        tl.store(level_R + row, tl.where(finite, level, float("nan")))
+        tl.store(hot_found_R + row, 0)
+        if SPOILS:
+            tl.store(spoil_R + row, tl.where(finite, 0.0, float("nan")))
+        if HAS_LABELS:
+            _store_base(
+                scores, target, margins, class_weights, base_R, share_R, row, level, finite,
+                num_classes, row_stride, margin, ignore_index, HAS_MARGINS, HAS_WEIGHTS,
+            )  # fmt: skip
+        if LISTS:
+            tl.debug_barrier()
+            for start in range(0, num_tiles, BLOCK):
+                _list_hot_of(
+                    scores_row, maxima_row, limits_row, queue + row * num_tiles + start, hot_found_R + row,
+                    hot_classes + row * HOT, start + tl.arange(0, BLOCK), level, num_classes, num_tiles, epsilon,
+                    T, CELLS, HOT,
+                )  # fmt: skip
 
 
 @triton.jit
 def list_hot(
-    spoil_R, scores, maxima, weights, queue, level_R, hot_found_R, hot_classes,
-    num_classes, row_stride, num_tiles, epsilon,
-    T: tl.constexpr, TILES: tl.constexpr, CELLS: tl.constexpr, HOT: tl.constexpr, SPOILS: tl.constexpr,
+    scores, maxima, limits, level_R, hot_found_R, hot_classes, queue, num_classes, row_stride, num_tiles, epsilon,
+    T: tl.constexpr, TILES: tl.constexpr, CELLS: tl.constexpr, HOT: tl.constexpr,
 ):  # fmt: skip
-    """List the hot classes of each row, and replace the weights, which have served, by the limits of the tiles."""
+    """The last step of ``prepare`` for long rows, divided among programs."""
     row = tl.program_id(0).to(tl.int64)
-    tile = tl.program_id(1) * TILES + tl.arange(0, TILES)
-    level = tl.load(level_R + row)
+    first = tl.program_id(1) * TILES
+    _list_hot_of(
+        scores + row * row_stride, maxima + row * num_tiles, limits + row * num_tiles, queue + row * num_tiles + first,
+        hot_found_R + row, hot_classes + row * HOT, first + tl.arange(0, TILES), tl.load(level_R + row),
+        num_classes, num_tiles, epsilon, T, CELLS, HOT,
+    )  # fmt: skip
+
+
+@triton.jit
+def _list_hot_of(
+    scores_row, maxima_row, limits_row, queue, hot_found, hot_row, tile, level, num_classes, num_tiles, epsilon,
+    T: tl.constexpr, CELLS: tl.constexpr, HOT: tl.constexpr,
+):  # fmt: skip
+    """Set the limits of these tiles, and append their hot classes to the row's list, as others may at the same time."""
     cold_limit = -_REACH * epsilon
-    best = tl.load(maxima + row * num_tiles + tile, mask=tile < num_tiles, other=-float("inf")) - level
-    if SPOILS:
-        tl.store(spoil_R + row, float("nan"), mask=tl.max((best != best).to(tl.int32), 0) != 0)
+    best = tl.load(maxima_row + tile, mask=tile < num_tiles, other=-float("inf"), cache_modifier=".cg") - level
     limit = _open_limit(tl.minimum(best, cold_limit), 0.0, epsilon, T)
-    tl.store(weights + row * num_tiles + tile, limit.to(tl.float32, bitcast=True), mask=tile < num_tiles)
+    tl.store(limits_row + tile, limit.to(tl.float32, bitcast=True), mask=tile < num_tiles)
     hot_tile = best > cold_limit
-    mine = queue + row * num_tiles + tl.program_id(1) * TILES
-    tl.store(mine + tl.cumsum(hot_tile.to(tl.int32), 0) - 1, tile, mask=hot_tile)
+    tl.store(queue + tl.cumsum(hot_tile.to(tl.int32), 0) - 1, tile, mask=hot_tile)
     cells = tl.sum(hot_tile.to(tl.int32), 0) * T
     tl.debug_barrier()
     for begin in range(0, cells, CELLS):
         cell = begin + tl.arange(0, CELLS)
-        place = tl.load(mine + cell // T, mask=cell < cells, other=0) * T + cell % T
+        place = tl.load(queue + cell // T, mask=cell < cells, other=0) * T + cell % T
         looked = (cell < cells) & (place < num_classes)
-        score = tl.load(scores + row * row_stride + place, mask=looked, other=-float("inf")).to(tl.float32)
+        score = tl.load(scores_row + place, mask=looked, other=-float("inf")).to(tl.float32)
         hot = score - level > cold_limit
-        slot = tl.atomic_add(hot_found_R + row + place * 0, 1, mask=hot, sem="relaxed")
-        tl.store(hot_classes + row * HOT + slot, place, mask=hot & (slot < HOT))
+        slot = tl.atomic_add(hot_found + place * 0, 1, mask=hot, sem="relaxed")
+        tl.store(hot_row + slot, place, mask=hot & (slot < HOT))
 
 
 @triton.jit
@@ -195,7 +218,7 @@ def survey(
     num_classes, row_stride, num_tiles, num_held, epsilon,
     T: tl.constexpr, TILES: tl.constexpr, HOT: tl.constexpr, HELD: tl.constexpr,
 ):  # fmt: skip
-    """``summarise`` and ``list_hot`` in one read, where the level is known: the least that holds a place in the row."""
+    """``prepare`` in one read, where the level is known: the least that holds a place in the row."""
     row = tl.program_id(0).to(tl.int64)
     held = tl.arange(0, HELD)
     standing = tl.load(values_RBK + row * num_held + held, mask=held < num_held, other=float("inf"))
@@ -315,8 +338,8 @@ def _open_tiles(
 
 @triton.jit
 def _draw_cold(
-    scores_row, maxima_row, list_value, list_class, filled, capacity, opened, start, num_classes, level, cold_limit,
-    threshold, epsilon, draw, place_key, draw_key, T: tl.constexpr, LANES: tl.constexpr,
+    scores_row, maxima_row, limits_row, list_value, list_class, filled, capacity, opened, start, num_classes, level,
+    cold_limit, threshold, stored, epsilon, draw, place_key, draw_key, T: tl.constexpr, LANES: tl.constexpr,
 ):  # fmt: skip
     """The largest normals of each lane's open tiles, from the top, for as long as one could still pass."""
     lane = tl.arange(0, LANES)
@@ -334,8 +357,13 @@ def _draw_cold(
         turn = ((lowest.to(tl.float32).to(tl.int32, bitcast=True) >> 23) & 255) - 127
         tile = tl.where(takes, start + turn * LANES + lane, tile)
         opened = tl.where(takes, opened ^ lowest, opened)
-        best = tl.load(maxima_row + tile, mask=takes, other=-float("inf")) - level
-        limit = tl.where(takes, upper_tail((threshold - tl.minimum(best, cold_limit)) / epsilon) * 1.001, limit)
+        if stored:  # in the cache still, as the largest score is not
+            some = tl.load(limits_row + tile, mask=takes, other=0.0).to(tl.uint32, bitcast=True).to(tl.float32) + 1.0
+            tail_limit = largest_tail(some * 2.3283064365386963e-10, T)
+        else:
+            best = tl.load(maxima_row + tile, mask=takes, other=-float("inf")) - level
+            tail_limit = upper_tail((threshold - tl.minimum(best, cold_limit)) / epsilon)
+        limit = tl.where(takes, tail_limit * 1.001, limit)
         bits = tl.where(takes, cell_bits(place_bits(tile, place_key), draw, draw_key), bits)
         left = tl.where(takes, T, left)
         taken = tl.where(takes, 0, taken)
@@ -381,8 +409,8 @@ def _list_passing(
             place_key, draw_key, T, LANES, FOLD,
         )  # fmt: skip
         filled = _draw_cold(
-            scores_row, maxima_row, list_value, list_class, filled, capacity, opened, start, num_classes, level,
-            cold_limit, threshold, epsilon, draw, place_key, draw_key, T, LANES,
+            scores_row, maxima_row, limits_row, list_value, list_class, filled, capacity, opened, start, num_classes,
+            level, cold_limit, threshold, stored, epsilon, draw, place_key, draw_key, T, LANES,
         )  # fmt: skip
     tl.debug_barrier()
     return filled

@@ -3,12 +3,13 @@
 Only the (K+1)-th largest of ``s + epsilon Z`` and its class matter, for each draw. Rows of up to a few thousand classes
 are perturbed outright (``draw_dense``). Longer rows take two steps:
 
-1. ``summarise`` reads the scores and leaves, for each tile of 32 classes, the largest score and how many classes it
-   stands for.
-2. ``draw_lazy`` finds from these a level that a little more than K + 1 perturbed scores are expected to pass. Classes
-   close to it ("hot") draw normals of their own. The rest of a tile draws one number: the largest of its 32 normals,
-   whose law has a closed form; only if the tile's largest score and largest normal together could pass the level are
-   the other 31 drawn, below that largest. What is found above the level holds the (K+1)-th, or the level is lowered.
+1. ``prepare`` reads the scores. Of each tile of 32 classes it keeps the largest score and how many classes that stands
+   for, and finds from these a level that a little more than K + 1 perturbed scores are expected to pass. Classes close
+   to it or above are "hot", and listed.
+2. ``draw_lazy`` gives hot classes normals of their own. The rest of a tile draws one number: the largest of its 32
+   normals, whose law has a closed form. Only if the tile's largest score and largest normal together could pass the
+   level are the next largest drawn, one by one, until none could. What is found above the level holds the (K+1)-th;
+   if not, it is looked for again, lower.
 
 The noise is a function of the seed and of where it is used (``shortlist.kernels.random``), so looking twice, in any
 order, sees the same noise, and the law is that of independent normals, to the 32 bits of its uniforms. The level
@@ -33,8 +34,7 @@ from shortlist._noise import rank_key
 from shortlist.kernels import lazy
 from shortlist.kernels.launch import Launcher, divided_up, kind, power_of_2
 
-_summarise = Launcher(lazy.summarise)
-_set_levels = Launcher(lazy.set_levels)
+_prepare = Launcher(lazy.prepare)
 _list_hot = Launcher(lazy.list_hot)
 _survey = Launcher(lazy.survey)
 _draw_lazy = Launcher(lazy.draw_lazy)
@@ -50,6 +50,8 @@ _REDUCTIONS = {"none": 0, "mean": 1, "sum": 2}
 _DENSE, _MOST_DENSE = 2048, 4096
 # What the one warp of a draw works on at once: lanes, tiles of each lane, hot classes.
 _LANES, _FOLD, _CELLS = 32, 16, 128
+# The hot classes of up to so many tiles are listed by one program; it is done before the others have read their rows.
+_LISTED_AT_ONCE = 4096
 # Backward compares the classes of so many draws with each other.
 _MOST_DRAWS = 128
 # Programs that fill a large GPU.
@@ -118,13 +120,11 @@ def challenge(
     _, num_draws, k = values_RBK.shape
     search = _Search(scores_RC, k, epsilon, num_draws)
     if first:
-        search.summarise()
-        search.set_levels(None, None)
-        search.list_hot(spoil_R)
+        search.prepare(None, None, spoil_R)
     else:
         search.survey(values_RBK, spoil_R)
     places = power_of_2(k)
-    capacity = max(power_of_2(int(2.5 * _wanted(k))), 2 * places)
+    capacity = max(_capacity(search.wanted), 2 * places)
     scratch = torch.empty(len(scores_RC) * num_draws * 2 * capacity, dtype=torch.int32, device=scores_RC.device)
     _challenge(
         (len(scores_RC), num_draws, 1),
@@ -150,62 +150,53 @@ class _Search:
 
     def __init__(self, scores_RL: Tensor, k: int, epsilon: float, num_draws: int) -> None:
         num_rows, device = len(scores_RL), scores_RL.device
-        self.scores_RL, self.epsilon, self.num_draws, self.wanted = scores_RL, epsilon, num_draws, _wanted(k)
+        self.scores_RL, self.epsilon, self.wanted = scores_RL, epsilon, _wanted(k)
         self.num_tiles = _tiles(scores_RL)
         # Room for the hot classes of a row, which are several times those that pass; of a chunk, a part of them.
         self.hot = power_of_2(max(256, int(16 * self.wanted)))
-        self.steepness = min(_STEEPNESS / math.log(2) / epsilon, 1e30)
-        self.maxima, self.weights = torch.empty(2, num_rows, self.num_tiles, dtype=torch.float32, device=device)
-        self.level_R = torch.empty(num_rows, dtype=torch.float32, device=device)
-        ints = torch.empty(num_rows * (1 + num_draws + self.num_tiles + self.hot), dtype=torch.int32, device=device)
-        sizes = [num_rows, num_rows * num_draws, num_rows * self.num_tiles, num_rows * self.hot]
-        self.hot_found_R, self.tickets_RB, self._queue, self.hot_classes = ints.split_with_sizes(sizes)
+        tiles = num_rows * self.num_tiles
+        floats = torch.empty(2 * tiles + num_rows, dtype=torch.float32, device=device)
+        self.maxima, self.limits, self.level_R = floats.split_with_sizes([tiles, tiles, num_rows])
+        ints = torch.empty(tiles + num_rows * self.hot, dtype=torch.int32, device=device)
+        self._queue, self.hot_classes = ints.split_with_sizes([tiles, num_rows * self.hot])
+        zeros = torch.zeros(num_rows * (2 + num_draws), dtype=torch.int32, device=device)
+        sizes = [num_rows, num_rows, num_rows * num_draws]
+        self.hot_found_R, self._tickets_R, self.tickets_RB = zeros.split_with_sizes(sizes)
         self.shape = scores_RL.shape[1], scores_RL.stride(0), self.num_tiles
         self.kinds: tuple[object, ...] = (kind(scores_RL),)
 
-    def summarise(self) -> None:
-        _summarise(
-            (len(self.scores_RL), divided_up(self.num_tiles, 128), 1),
-            (self.scores_RL, self.maxima, self.weights),
-            (*self.shape, self.steepness),
-            (_TILE, 128),
-            kinds=self.kinds,
-            num_warps=4,
-        )
-
-    def set_levels(self, labels: "_Labels | None", rows: "_RowResults | None") -> None:
-        """From the summaries; with labels, also what the loss of each row is made of."""
+    def prepare(self, labels: "_Labels | None", rows: "_RowResults | None", spoil_R: Tensor | None) -> None:
+        """Levels, limits and hot classes; with labels, also what the loss of each row is made of."""
         lanes = power_of_2(min(max(int(4 * self.wanted), 128), 2048))
         fold = max(1, min(power_of_2(self.num_tiles), 1024) // lanes)
-        draws = power_of_2(self.num_draws)
         target_R, margins_L, weight_L, ignore_index = labels or _Labels(self.tickets_RB, None, None, 0)
         base_R, share_R = (rows.base_R, rows.share_R) if rows is not None else (None, None)
+        lists = self.num_tiles <= _LISTED_AT_ONCE
+        block = min(1024, power_of_2(self.num_tiles))
         loss = (target_R, margins_L, weight_L)
-        leaves = (self.level_R, self.hot_found_R, self.tickets_RB, base_R, share_R)
-        _set_levels(
-            (len(self.scores_RL), 1, 1),
-            (self.scores_RL, *loss, self.maxima, self.weights, *leaves),
-            (*self.shape, self.num_draws, self.epsilon, self.steepness, self.wanted, 1.0, ignore_index),
-            (lanes, fold, draws, labels is not None, margins_L is not None, weight_L is not None),
+        has = (labels is not None, margins_L is not None, weight_L is not None)
+        steepness = min(_STEEPNESS / math.log(2) / self.epsilon, 1e30)
+        _prepare(
+            (len(self.scores_RL), divided_up(self.num_tiles, 128), 1),
+            (self.scores_RL, *loss, *self.found(), self._queue, self._tickets_R, spoil_R, base_R, share_R),
+            (*self.shape, self.epsilon, steepness, self.wanted, 1.0, ignore_index),
+            (_TILE, 128, lanes, fold, block, 1024, self.hot, lists, spoil_R is not None, *has),
             kinds=(*self.kinds, *map(kind, loss)),
-            num_warps=2,
+            num_warps=4,
         )
-
-    def list_hot(self, spoil_R: Tensor | None) -> None:
-        per_program = 128 if self.num_tiles > 1024 else 32
-        _list_hot(
-            (len(self.scores_RL), divided_up(self.num_tiles, per_program), 1),
-            (spoil_R, self.scores_RL, self.maxima, self.weights, self._queue, *self.found()[2:]),
-            (*self.shape, self.epsilon),
-            (_TILE, per_program, 512, self.hot, spoil_R is not None),
-            kinds=self.kinds,
-            num_warps=1,
-        )
+        if not lists:
+            _list_hot(
+                (len(self.scores_RL), divided_up(self.num_tiles, 128), 1),
+                (self.scores_RL, *self.found(), self._queue),
+                (*self.shape, self.epsilon),
+                (_TILE, 128, 512, self.hot),
+                kinds=self.kinds,
+                num_warps=1,
+            )
 
     def survey(self, values_RBK: Tensor, spoil_R: Tensor) -> None:
         """All three steps in one, with the least that holds a place as the level."""
         held = values_RBK[0].numel()
-        self.hot_found_R.zero_()
         _survey(
             (len(self.scores_RL), divided_up(self.num_tiles, 64), 1),
             (self.scores_RL, *self.found(), spoil_R, values_RBK),
@@ -216,7 +207,7 @@ class _Search:
         )
 
     def found(self) -> tuple[Tensor, ...]:
-        return self.maxima, self.weights, self.level_R, self.hot_found_R, self.hot_classes
+        return self.maxima, self.limits, self.level_R, self.hot_found_R, self.hot_classes
 
 
 class _RowResults:
@@ -323,11 +314,9 @@ def _launch_lazy(
 ) -> None:
     num_rows = len(scores_RL)
     search = _Search(scores_RL, k, epsilon, num_draws)
-    search.summarise()
-    search.set_levels(labels, rows)
-    search.list_hot(None)
+    search.prepare(labels, rows, None)
     splits = _splits(num_rows * num_draws, search.num_tiles)
-    capacity = power_of_2(int(2.5 * search.wanted))
+    capacity = _capacity(search.wanted)
     cells = num_rows * num_draws * splits
     scratch = torch.empty(cells * (1 + 2 * capacity), dtype=torch.int32, device=scores_RL.device)
     lists, counts_RBS = scratch.split_with_sizes([cells * 2 * capacity, cells])
@@ -348,6 +337,11 @@ def _tiles(scores_RL: Tensor) -> int:
 def _wanted(k: int) -> float:
     """How many classes should pass the level on average, for fewer than k to do so about once in a million draws."""
     return k + 6 * math.sqrt(k) + 6
+
+
+def _capacity(wanted: float) -> int:
+    """Room for those that pass the level in one draw; should it not do, the level is raised."""
+    return power_of_2(int(2.5 * wanted))
 
 
 def _splits(draws: int, num_tiles: int) -> int:
