@@ -11,8 +11,8 @@ from shortlist.bench.measurements import Measurement
 Clock = Literal["gpu", "wall"]
 CLOCKS: dict[Clock, str] = {"gpu": "GPU clock", "wall": "wall clock"}
 
-LOSS_GOAL = 1.0
-"""Our loss takes no longer than cross-entropy."""
+LOSS_GOALS = {"cuda": 1.0, "cpu": 2.0}
+"""Our loss takes no longer than cross-entropy, on a CPU no more than twice as long."""
 HEAD_GOAL = 0.5
 """Our head takes half the time of the fastest peer."""
 
@@ -126,10 +126,11 @@ def _loss_ratios(results: Results, clock: Clock) -> str:
             ratios += [time / reference for time in times]
             cells.append(f"{ratio(statistics.median(times), reference)} / {ratio(max(times), reference)}")
         rows.append([size(n, num_classes), milliseconds(reference), *cells])
-    met = sum(each <= LOSS_GOAL for each in ratios)
+    goal = LOSS_GOALS[results.measurements[0].device]
+    met = sum(each <= goal for each in ratios)
     title = (
         f"The noised loss as a multiple of cross-entropy, {CLOCKS[clock]}: median / worst over score spreads and"
-        f" epsilon. Goal: at most {LOSS_GOAL:.1f}{_TIMES}; met in {met} of {len(ratios)} cases."
+        f" epsilon. Goal: at most {goal:.1f}{_TIMES}; met in {met} of {len(ratios)} cases."
     )
     columns = [f"N {_TIMES} L", "cross-entropy, ms", *(f"K={k} B={n_samples}" for k, n_samples in draws)]
     return table(title, columns, rows)
