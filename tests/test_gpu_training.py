@@ -109,6 +109,7 @@ def test_every_optimiser_steps_as_it_does_step_by_step(
     assert captured.optimizer.state_dict()["param_groups"] == plain.optimizer.state_dict()["param_groups"]
 
 
+@pytest.mark.filterwarnings("ignore")  # torch's compiler remarks on the precision of products
 def test_a_compiled_network_is_captured_too() -> None:
     want = Learner(nn.CrossEntropyLoss()).learned(captured=False)
     got = Learner(nn.CrossEntropyLoss(), compiled=True).learned(captured=True)

@@ -180,4 +180,6 @@ def _one_choice_of_its_class(classes_M: Tensor, num_classes: int) -> Tensor:
 
 
 def _sparse(classes_M: Tensor, values: Tensor, shape: torch.Size) -> Tensor:
-    return torch.sparse_coo_tensor(classes_M.unsqueeze(0), values, shape, check_invariants=False)
+    # Switched off by the context as well: some versions of torch warn of whatever was not.
+    with torch.sparse.check_sparse_tensor_invariants(False):
+        return torch.sparse_coo_tensor(classes_M.unsqueeze(0), values, shape, check_invariants=False)
