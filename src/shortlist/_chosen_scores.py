@@ -181,5 +181,5 @@ def _one_choice_of_its_class(classes_M: Tensor, num_classes: int) -> Tensor:
 
 def _sparse(classes_M: Tensor, values: Tensor, shape: torch.Size) -> Tensor:
     # Switched off by the context as well: some versions of torch warn of whatever was not.
-    with torch.sparse.check_sparse_tensor_invariants(False):
+    with torch.sparse.check_sparse_tensor_invariants(False):  # type: ignore[no-untyped-call]
         return torch.sparse_coo_tensor(classes_M.unsqueeze(0), values, shape, check_invariants=False)
