@@ -57,15 +57,18 @@ def tile_normals(num_classes: int, seed: int, row: int, draw: int) -> NDArray[np
     with np.errstate(over="ignore"):
         for tile, bits in enumerate(starts):
             taken: set[int] = set()
+            step = 0
             tail = -np.expm1(np.log1p(-uniform(bits)) / T)
             while len(taken) < T:
-                bits = mix(bits + np.uint32(0x68E31DA4))
+                step += 1
+                onwards = np.uint32(0x68E31DA4) + np.uint32(step) * np.uint32(0x9E3779B1)
+                bits = mix(bits + onwards)
                 at = int(bits % T)
                 fresh = at not in taken
                 if fresh:
                     taken.add(at)
                     field[tile * T + at] = -ndtri(tail)
-                bits = mix(bits + np.uint32(0x68E31DA4))
+                bits = mix(bits + onwards)
                 if fresh and len(taken) < T:
                     tail += (1 - tail) * -np.expm1(np.log1p(-uniform(bits)) / (T - len(taken)))
     return field[:num_classes]

@@ -19,9 +19,10 @@ from tests import noise_field
 
 pytest.importorskip("triton")
 noised = pytest.importorskip("shortlist.kernels.noised")
+lazy_kernels = pytest.importorskip("shortlist.kernels.lazy")
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-SEED = 123_456_789_012
+SEED = 3_456_789_012
 # The interpreter computes with infinities and NaNs as a GPU does, and numpy remarks on it.
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 
@@ -33,7 +34,7 @@ def lazy(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
     def choose(splits: int = 1) -> None:
         monkeypatch.setattr(noised, "_DENSE", 8)
         monkeypatch.setattr(noised, "_MOST_DENSE", 8)
-        monkeypatch.setattr(noised, "_splits", lambda draws, tiles: splits)
+        monkeypatch.setattr(noised, "_splits", lambda draws, tiles, capacity: splits)
 
     return choose
 
@@ -71,8 +72,16 @@ def field(scores: Tensor, levels: Tensor | None, epsilon: float, draws: int, key
     return torch.from_numpy(np.stack(rows))
 
 
-def fused(scores: Tensor, target: Tensor, k: int, epsilon: float, draws: int, reduction: str = "none") -> Tensor:
-    labels = noised._Labels(target.to(DEVICE), None, None, -100)
+def fused(
+    scores: Tensor,
+    target: Tensor,
+    k: int,
+    epsilon: float,
+    draws: int,
+    reduction: str = "none",
+    weight: Tensor | None = None,
+) -> Tensor:
+    labels = noised._Labels(target.to(DEVICE), None, weight, -100)
     seed = noised.Seed(torch.tensor([SEED], device=DEVICE), 0)
     loss: Tensor = noised._NoisedHinge.apply(scores, labels, k + 1, 1.0, epsilon, draws, reduction, seed)
     return loss
@@ -137,21 +146,24 @@ def test_a_list_that_is_too_short_raises_the_threshold(
     assert ((scores.unsqueeze(-1) + 0.3 * noise > levels[-1]).sum(1) > 8).all(), "the level let no more pass"
 
 
+@pytest.mark.parametrize("shift", [0.0, 0.8, 20.0, -20.0])
 @pytest.mark.parametrize("chunks", [[400], [300, 200], [200, 300, 130]])
 def test_chunks_that_challenge_give_the_best_of_all(
-    chunks: list[int], levels: list[Tensor], monkeypatch: pytest.MonkeyPatch
+    chunks: list[int], shift: float, levels: list[Tensor], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Also where a chunk is better than all before it, or worse."""
     monkeypatch.setattr(kernels, "usable", lambda scores: True)
     monkeypatch.setattr(noised, "can_challenge", lambda scores, places: True)
     seed = noised.Seed(torch.tensor([SEED], device=DEVICE), 0)
     monkeypatch.setattr(noised, "new_seed", lambda device, generator: seed)
     scores, _ = draw(2, sum(chunks), 1.0)
+    scores[:, chunks[0] :] += shift
     standings = Standings(2, 2, 4, epsilon=0.4, dtype=torch.float32, device=torch.device(DEVICE))
     reference = Standings(2, 2, 4, epsilon=0.4, dtype=torch.float64, device=torch.device("cpu"))
     start = 0
     for chunk in scores.split(chunks, 1):
         standings.add(chunk.contiguous().to(DEVICE), start)
-        noise = field(chunk, levels[-1], 0.4, 2, key=start << 8)
+        noise = field(chunk, levels[-1], 0.4, 2, key=start << 32)
         reference.enter(*best(chunk.double(), noise, 0.4, 4, start))
         start += chunk.shape[1]
     values, order = standings.values_RBK.sort(-1, descending=True)
@@ -233,10 +245,28 @@ def test_many_draws_are_added_up_to_the_same_gradient(reduction: str, monkeypatc
     torch.testing.assert_close(*gradients)
 
 
-def test_a_label_out_of_range_gives_nan() -> None:
+@pytest.mark.parametrize("weighted", [False, True])
+def test_a_label_out_of_range_gives_nan(weighted: bool) -> None:
     scores, _ = draw(3, 20, 1.0)
-    loss = fused(scores.to(DEVICE), torch.tensor([3, 20, -1]), 3, 0.2, 1)
+    weight = torch.ones(20, device=DEVICE) if weighted else None
+    loss = fused(scores.to(DEVICE), torch.tensor([3, 20, -1]), 3, 0.2, 1, weight=weight)
     assert loss.isnan().tolist() == [False, True, True]
+
+
+def test_ignored_rows_have_neither_loss_nor_gradient_whatever_is_in_them() -> None:
+    scores, _ = draw(2, 20, 1.0)
+    scores[1, 4] = math.nan
+    for target in ([3, -100], [-100, -100]):
+        here = scores.to(DEVICE).requires_grad_()
+        loss = fused(here, torch.tensor(target), 3, 0.2, 2, "mean")
+        (gradient,) = torch.autograd.grad(loss, here)
+        assert (gradient[torch.tensor(target) == -100] == 0).all()
+        assert loss.isfinite() == (target[0] == 3), "the mean of no rows is not a number"
+
+
+def test_a_seed_has_room_for_as_many_programs_as_a_grid() -> None:
+    programs = 2**31 - 1
+    assert (programs << lazy_kernels.SEED_BITS) < 2**63
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])

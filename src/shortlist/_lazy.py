@@ -74,7 +74,7 @@ class Tiles:
         """Into tiles of ``size`` classes, or a few less where that covers the row as well."""
         count = -(-num_classes // size)
         size = -(-num_classes // count)
-        start_T = torch.arange(size) * count
+        start_T = torch.arange(size, device="cpu") * count
         start_T[-1] = num_classes - count
         return cls(size, count, start_T)
 
@@ -171,7 +171,7 @@ def choose_threshold(x_RL: Tensor, tile_max_RG: Tensor, k: int, epsilon: float) 
     stands_for_S = x_RL.new_tensor(stands_for).repeat_interleave(parts.count)
     # Too few pass the upper end of the interval even if all were as good as the best; half of the parts' maxima pass
     # its lower end.
-    best_noise = torch.erfinv(torch.tensor(max(0.0, 1 - 2 * wanted / num_classes))).item()
+    best_noise = torch.erfinv(torch.tensor(max(0.0, 1 - 2 * wanted / num_classes), device="cpu")).item()
     lowest_R1, highest_R1 = part_max_RS.amin(1, keepdim=True), part_max_RS.amax(1, keepdim=True)
     unit = epsilon * _ROOT_2
     stand_in_RS = (stand_in_RS - lowest_R1) / unit
@@ -188,7 +188,7 @@ def choose_threshold(x_RL: Tensor, tile_max_RG: Tensor, k: int, epsilon: float) 
 def _below_maxima(x_RL: Tensor, tile_max_RG: Tensor, number: int) -> Tensor:
     """Scores at regular places; where that is the largest of its tile, which counts by itself, the next of the tile."""
     num_classes, tiles = x_RL.shape[1], tile_max_RG.shape[1]
-    class_S = torch.arange(number) * num_classes // number
+    class_S = torch.arange(number, device="cpu") * num_classes // number
     score_RS = x_RL.index_select(1, class_S)
     next_RS = x_RL.index_select(1, (class_S + tiles) % num_classes)
     return torch.where(score_RS < tile_max_RG.index_select(1, class_S % tiles), score_RS, next_RS)
@@ -214,7 +214,7 @@ def draw_candidates(
     draw_A, class_A, above_A = points
     hot_above_RH, hot_class_RH = _in_columns(row_H, rows, 0, (score_above_H, -math.inf), (class_H, num_classes))
     hot = hot_class_RH.shape[1]
-    normal_RBH = torch.randn(rows, n_samples, hot, dtype=x_RL.dtype, generator=generator)
+    normal_RBH = torch.randn(rows, n_samples, hot, dtype=x_RL.dtype, generator=generator, device="cpu")
     hot_above_DH = torch.add(hot_above_RH.unsqueeze(1), normal_RBH, alpha=epsilon).flatten(0, 1)
     above_DC, class_DC = _in_columns(draw_A, rows * n_samples, k - hot, (above_A, -math.inf), (class_A, num_classes))
     if not hot:
@@ -257,7 +257,7 @@ def _pull_out_hot(
     score_above_MT = x_RL.take(class_MT + row_M1 * x_RL.shape[1]) - threshold_R1.take(row_M1)
     is_hot_MT = score_above_MT > -_HOT_WITHIN * epsilon
     above_RG.view(-1)[hot_tile_M] = score_above_MT.masked_fill(is_hot_MT, -math.inf).amax(1)
-    is_hot_MT &= tiles.owns(torch.arange(tiles.size), class_MT)
+    is_hot_MT &= tiles.owns(torch.arange(tiles.size, device="cpu"), class_MT)
     tile_H, slot_H = is_hot_MT.nonzero().unbind(1)
     return row_M1.squeeze(1)[tile_H], class_MT[tile_H, slot_H], score_above_MT[tile_H, slot_H]
 
@@ -285,7 +285,7 @@ def _draw_points(
     at_A, count_D = _poisson_process(draw_end_D, generator)
     # All draws of a row lie on its tiles; rounding must not move a point past the last of them.
     draw_A = torch.repeat_interleave(count_D, output_size=len(at_A))
-    row_A = torch.arange(rows).repeat_interleave(n_samples).index_select(0, draw_A)
+    row_A = torch.arange(rows, device="cpu").repeat_interleave(n_samples).index_select(0, draw_A)
     at_A += (row_end_R.repeat_interleave(n_samples) - draw_end_D).index_select(0, draw_A)
     first_tile_A = row_A * tiles.count
     tile_A = torch.searchsorted(tile_end_G, at_A, right=True).clamp_(first_tile_A, first_tile_A + (tiles.count - 1))
@@ -313,7 +313,7 @@ def _poisson_process(end_D: Tensor, generator: torch.Generator) -> tuple[Tensor,
     at = end_D.new_zeros(1)
     while at[-1] < length:
         # 1 - u is never zero.
-        gaps = torch.rand(enough, dtype=torch.float64, generator=generator).neg_().log1p_().neg_()
+        gaps = torch.rand(enough, dtype=torch.float64, generator=generator, device="cpu").neg_().log1p_().neg_()
         gaps[0] += at[-1]
         at = torch.cat([at, gaps.cumsum(0)])
     last_D = torch.searchsorted(at, end_D)
@@ -324,7 +324,7 @@ def _in_columns(group_A: Tensor, groups: int, least_width: int, *values_and_fill
     """Values listed by ascending group, as matrices with a row for each group, filled up on the right."""
     count = torch.bincount(group_A, minlength=groups)
     width = max(least_width, int(count.max()))
-    column_A = torch.arange(len(group_A)) - (count.cumsum(0) - count).index_select(0, group_A)
+    column_A = torch.arange(len(group_A), device="cpu") - (count.cumsum(0) - count).index_select(0, group_A)
     place_A = torch.add(column_A, group_A, alpha=width)
     matrices = []
     for values_A, fill in values_and_fill:
@@ -342,6 +342,6 @@ def _ranked(values_DC: Tensor, k: int, places: slice) -> tuple[Tensor, Tensor]:
 def _not_passing(score_above_FL: Tensor, epsilon: float, generator: torch.Generator) -> Tensor:
     """Perturbed scores above the threshold, all conditioned on being below it; with a column for the class of none."""
     chance_FL = torch.erfc(score_above_FL.double() / (epsilon * _ROOT_2)) / 2
-    uniform_FL = torch.rand(score_above_FL.shape, dtype=torch.float64, generator=generator)
+    uniform_FL = torch.rand(score_above_FL.shape, dtype=torch.float64, generator=generator, device="cpu")
     normal_FL = torch.erfinv(2 * chance_FL * uniform_FL - 1) * _ROOT_2
     return F.pad(score_above_FL + epsilon * normal_FL, (0, 1), value=-math.inf).to(score_above_FL.dtype)

@@ -33,7 +33,7 @@ def cpu_generator_from(generator: torch.Generator | None) -> torch.Generator:
     So ranks stay agreed on what is drawn afterwards, however much each has drawn. As in ``standard_normal``, ranks that
     share the seed of the default generator have draws of their own.
     """
-    seed = torch.randint(2**62, (1,), generator=generator)
+    seed = torch.randint(2**62, (1,), generator=generator, device="cpu")
     rank = _rank() if generator is None else 0
     if rank != 0:
         seed = mix_bits(seed + mix_bits(torch.full_like(seed, rank)))
@@ -43,7 +43,7 @@ def cpu_generator_from(generator: torch.Generator | None) -> torch.Generator:
 def rank_key(generator: torch.Generator | None) -> int:
     """What to mix into a seed drawn from ``generator`` so that ranks have draws of their own; 0 on rank 0."""
     rank = _rank() if generator is None else 0
-    return int(mix_bits(torch.tensor(rank))) if rank else 0
+    return int(mix_bits(torch.tensor(rank, device="cpu"))) if rank else 0
 
 
 def _rank() -> int:

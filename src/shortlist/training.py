@@ -1,7 +1,8 @@
 """Training, told as in a paper's appendix: data, network, loss, optimiser, schedule, steps, evaluation, result.
 
 Nothing random hangs on the past: the order of the images, their augmentation and the noise of a step are functions of
-the seed, the epoch and the step. So a run that was killed and resumed ends with the numbers it would have had.
+the seed, the epoch and the step. So a run that was killed and resumed ends with the numbers it would have had: on a CPU
+to the last bit, on a GPU as far as its kernels, which cuDNN may choose anew, repeat themselves.
 """
 
 import os

@@ -60,7 +60,7 @@ class Bench:
         return self.device.type == "cuda"
 
     def input_sets(self, bytes_each: int) -> int:
-        """How many different inputs to rotate among so that none is still in the GPU's cache when its turn comes."""
+        """How many different inputs to rotate among: enough to leave the GPU's cache, or the most that are worth it."""
         return min(_MOST_SETS, math.ceil(_OUT_OF_CACHE / bytes_each)) if self.on_gpu else 1
 
     def row(

@@ -74,7 +74,7 @@ class Batch:
 
     @classmethod
     def drawn(cls, bench: Bench, size: tuple[int, int], dtype: torch.dtype, spread: float) -> "list[Batch]":
-        """As many random batches as it takes to leave the GPU's cache."""
+        """Random batches to rotate among."""
         n, num_classes = size
         generator = torch.Generator(bench.device).manual_seed(0)
 

@@ -8,8 +8,12 @@ remembered here by the sizes themselves.
 from collections.abc import Sequence
 from typing import Any
 
+import torch
+import triton
 from torch import Tensor
 
+# Before 3.3 a binary takes other arguments than the kernel that it was made from.
+_CAN_REUSE = tuple(int(part) for part in triton.__version__.split(".")[:2]) >= (3, 3)
 # Binaries to remember; sizes that never come again would otherwise pile up.
 _MOST = 4096
 
@@ -36,13 +40,18 @@ class Launcher:
         Args:
             kinds: ``kind`` of each tensor that somebody else made. Those made here follow from the sizes.
         """
+        device = next(p.device for p in pointers if p is not None)
+        if device.type == "cuda" and device.index != torch.cuda.current_device():
+            with torch.cuda.device(device):  # Triton launches on the current one, wherever the tensors are
+                self(grid, pointers, numbers, constants, kinds=kinds, num_warps=num_warps)
+            return
         key = (grid, numbers, constants, kinds)
         binary = self._binaries.get(key)
         if binary is not None:
             binary[grid](*pointers, *numbers, *constants)
             return
         binary = self._kernel[grid](*pointers, *numbers, *constants, num_warps=num_warps)
-        if binary is not None:  # the interpreter has none
+        if binary is not None and _CAN_REUSE:  # the interpreter has none
             if len(self._binaries) >= _MOST:
                 self._binaries.clear()
             self._binaries[key] = binary

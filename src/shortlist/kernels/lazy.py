@@ -22,7 +22,7 @@ from shortlist.kernels.random import (
 )
 
 # One word holds the seed, below this bit, and the number of programs that have finished, above it.
-SEED_BITS = 40
+SEED_BITS = 32
 _SEED_BITS = tl.constexpr(SEED_BITS)
 _TICKET = tl.constexpr(1 << SEED_BITS)
 _SEED_MASK = tl.constexpr((1 << SEED_BITS) - 1)
@@ -349,6 +349,7 @@ def _draw_cold(
     taken = tl.zeros([LANES], tl.uint32)
     tail = tl.zeros([LANES], tl.float32)
     limit = tl.zeros([LANES], tl.float32)
+    steps = tl.zeros([LANES], tl.uint32)
     going = lane < 0
     while tl.max((going | (opened != 0)).to(tl.int32), 0) != 0:
         # A lane that is done with its tile takes its next: the lowest bit, whose number is a float's exponent.
@@ -367,10 +368,11 @@ def _draw_cold(
         bits = tl.where(takes, cell_bits(place_bits(tile, place_key), draw, draw_key), bits)
         left = tl.where(takes, T, left)
         taken = tl.where(takes, 0, taken)
+        steps = tl.where(takes, 0, steps) + 1
         tail = tl.where(takes, largest_tail(uniform(bits), T), tail)
         going = (going | takes) & (tail < limit)
         # The normals, from the largest down, sit at places in random order: one that is taken is passed by.
-        bits = next_bits(bits)
+        bits = next_bits(bits, steps)
         at = (bits % T).to(tl.int32)
         flag = tl.full([LANES], 1, tl.uint32) << at.to(tl.uint32)
         fresh = going & ((taken & flag) == 0)
@@ -378,12 +380,12 @@ def _draw_cold(
         place = tile * T + at
         real = fresh & (place < num_classes)
         score = tl.load(scores_row + place, mask=real, other=-float("inf")).to(tl.float32) - level
-        value = score + epsilon * at_upper_tail(tail)
+        value = score + epsilon * at_upper_tail(tl.minimum(tail, 0.99999994))
         passed = real & (score <= cold_limit) & (value > threshold)
         filled = _append(list_value, list_class, filled, value, place, passed, capacity)
         # The next one is the largest of those left, all of them below the last.
         left = tl.where(fresh, left - 1, left)
-        bits = next_bits(bits)
+        bits = next_bits(bits, steps)
         following = tail + (1.0 - tail) * largest_tail(uniform(bits), tl.maximum(left, 1))
         tail = tl.where(fresh, following, tail)
         going = going & (left > 0) & (tail < limit)
@@ -595,9 +597,13 @@ def challenge(
             cold_limit, threshold, stored, epsilon, draw, seed, row, T, LANES, FOLD, CELLS,
         )  # fmt: skip
         overflow = filled > CAPACITY
-        looking = ((filled < k) | overflow) & (tries < _TRIES)
+        # A threshold that was raised must still let k pass, those who hold places among them.
+        passing = filled - held
+        if not FIRST:
+            passing += tl.sum(((place < k) & (value_K >= threshold)).to(tl.int32), 0)
+        looking = ((passing < k) | overflow) & (tries < _TRIES)
         threshold, enough_at, short_at, step = _another_threshold(threshold, enough_at, short_at, step, overflow)
-        stored = stored & (tries < 0)
+        stored = stored & (tries < 0)  # from now on: limits are stored for the first threshold alone
         tries += 1
         tl.debug_barrier()
     if filled > held:
@@ -619,7 +625,7 @@ def challenge(
         slot = tl.where(above, tl.cumsum(above.to(tl.int32), 0) - 1, after)
         kept = (above | equal) & (slot < k)
         tl.debug_barrier()
-        tl.store(values_RBK + cell * k + slot, value + level, mask=kept)
+        tl.store(values_RBK + cell * k + slot, tl.where(tries < _TRIES, value + level, float("nan")), mask=kept)
         tl.store(classes_RBK + cell * k + slot, at.to(tl.int64) + first_class, mask=kept)
 
 
@@ -680,7 +686,7 @@ def _store_base(
     scores, target, margins, class_weights, base_R, share_R, row, level, finite,
     num_classes, row_stride, margin, ignore_index, HAS_MARGINS: tl.constexpr, HAS_WEIGHTS: tl.constexpr,
 ):  # fmt: skip
-    """The hinge without its rivals, ``margin + level - s_y``, and the weight of the row."""
+    """The hinge without its rivals, ``margin + level - s_y`` (-inf for an ignored row), and the weight of the row."""
     label = tl.load(target + row)
     kept = label != ignore_index
     known = kept & (label >= 0) & (label < num_classes)
@@ -690,9 +696,10 @@ def _store_base(
     if HAS_MARGINS:
         margin = tl.load(margins + label, mask=known, other=0.0)
     if HAS_WEIGHTS:
-        share = tl.load(class_weights + label, mask=known, other=0.0).to(tl.float32)
+        share = tl.load(class_weights + label, mask=known, other=float("nan")).to(tl.float32)
+        share = tl.where(kept, share, 0.0)
     base = tl.where(finite, margin + (level - own), float("nan"))
-    tl.store(base_R + row, tl.where(kept, base, 0.0))
+    tl.store(base_R + row, tl.where(kept, base, -float("inf")))
     tl.store(share_R + row, share)
 
 
@@ -714,11 +721,12 @@ def _finish(
             for draw in range(0, num_draws):
                 rival += tl.load(values_RB + row * num_draws + draw, mask=there, other=0.0, cache_modifier=".cg")
             share = tl.load(share_R + row, mask=there, other=0.0, cache_modifier=".cg") * scale
-            hinge = tl.load(base_R + row, mask=there, other=0.0, cache_modifier=".cg") + rival / num_draws
-            # Ignored rows have no share, and 0 * NaN would be NaN.
-            loss = tl.where((share == 0) | (hinge <= 0), 0.0, share * hinge)
+            base = tl.load(base_R + row, mask=there, other=-float("inf"), cache_modifier=".cg")
+            hinge = base + rival / num_draws
+            ignored = base == -float("inf")  # even if its scores are not finite
+            loss = tl.where(ignored, 0.0, tl.where(hinge <= 0, share * 0.0, share * hinge))
             # From here on the slope of the row: what backward needs.
-            tl.store(base_R + row, tl.where(hinge <= 0, 0.0, share), mask=there)
+            tl.store(base_R + row, tl.where(ignored | (hinge <= 0), 0.0, share), mask=there)
             if REDUCTION == 0:
                 tl.store(loss_out + row, loss, mask=there)
             total += loss
@@ -753,7 +761,7 @@ def backward(
     tl.store(gradient_row + place, tl.zeros([PLACES], gradient.dtype.element_ty), mask=place < num_classes)
     slope = tl.load(slope_R + row) * tl.load(grad_loss + (row if REDUCTION == 0 else 0)).to(tl.float32)
     if REDUCTION == 1:
-        slope = slope / tl.load(total_share)
+        slope = tl.where(slope == 0, 0.0, slope / tl.load(total_share))
     label = tl.load(target + row)
     draw = tl.arange(0, DRAWS)
     chosen = tl.load(classes_RB + row * num_draws + draw, mask=draw < num_draws, other=-1)

@@ -80,7 +80,9 @@ def noised_hinge(
         ignore_index,
     )
     seed = new_seed(scores_RL.device, generator)
-    loss: Tensor = _NoisedHinge.apply(scores_RL, labels, k + 1, scale, epsilon, num_draws, reduction, seed)
+    # Whole numbers would be another type to the kernels, and the same key to the launchers.
+    settings = (k + 1, float(scale), float(epsilon), num_draws)
+    loss: Tensor = _NoisedHinge.apply(scores_RL, labels, *settings, reduction, seed)
     return loss
 
 
@@ -94,6 +96,11 @@ class Seed(NamedTuple):
 def new_seed(device: torch.device, generator: torch.Generator | None) -> Seed:
     # On the device: the host need not wait for it, and a captured graph draws anew each time.
     return Seed(torch.randint(1 << lazy.SEED_BITS, (1,), device=device, generator=generator), rank_key(generator))
+
+
+def can_take(k: int, epsilon: float) -> bool:
+    """Whether the lists of a draw fit one warp, and float32 knows such an epsilon."""
+    return _capacity(_wanted(k + 1)) <= 8192 and epsilon > 1e-37
 
 
 def can_challenge(scores_RC: Tensor, places: int) -> bool:
@@ -118,6 +125,7 @@ def challenge(
         first: Nobody has the places yet, whatever ``values_RBK`` says.
     """
     _, num_draws, k = values_RBK.shape
+    epsilon = float(epsilon)
     search = _Search(scores_RC, k, epsilon, num_draws)
     if first:
         search.prepare(None, None, spoil_R)
@@ -129,7 +137,7 @@ def challenge(
     _challenge(
         (len(scores_RC), num_draws, 1),
         (scores_RC, seed.word, *search.found(), scratch, values_RBK, classes_RBK),
-        (*search.shape, first_class, seed.key ^ (first_class << 8), k, num_draws, epsilon),
+        (*search.shape, first_class, seed.key ^ (first_class << 32), k, num_draws, epsilon),
         (_TILE, _LANES, _FOLD, _CELLS, search.hot, capacity, places, first),
         kinds=search.kinds,
         num_warps=1,
@@ -195,7 +203,7 @@ class _Search:
             )
 
     def survey(self, values_RBK: Tensor, spoil_R: Tensor) -> None:
-        """All three steps in one, with the least that holds a place as the level."""
+        """As ``prepare``, with the least that holds a place as the level."""
         held = values_RBK[0].numel()
         _survey(
             (len(self.scores_RL), divided_up(self.num_tiles, 64), 1),
@@ -273,8 +281,10 @@ class _NoisedHinge(torch.autograd.Function):
 def _added_up(ctx: Any, grad_loss: Tensor) -> Tensor:
     """The gradient for so many draws that comparing each with each, as the kernel does, would take too long."""
     target_R, classes_RB, slope_R, total_share = ctx.saved_tensors
-    slope_R1 = (slope_R * grad_loss / (total_share[0] if ctx.reduction == "mean" else 1)).unsqueeze(1)
-    label_R1 = torch.where(slope_R1 == 0, 0, target_R.unsqueeze(1))  # an ignored one may be no class
+    slope_R1 = slope_R * grad_loss / (total_share[0] if ctx.reduction == "mean" else 1)
+    slope_R1 = torch.where(slope_R == 0, 0, slope_R1).unsqueeze(1)
+    known_R1 = ((target_R >= 0) & (target_R < ctx.shape[1])).unsqueeze(1)
+    label_R1 = torch.where(known_R1, target_R.unsqueeze(1), 0)  # an ignored one may be no class
     gradient_RL = torch.zeros(ctx.shape, dtype=torch.float32, device=grad_loss.device)
     gradient_RL.scatter_add_(1, classes_RB.long(), (slope_R1 / classes_RB.shape[1]).expand(classes_RB.shape))
     return gradient_RL.scatter_add_(1, label_R1, -slope_R1).to(ctx.dtype)
@@ -315,8 +325,8 @@ def _launch_lazy(
     num_rows = len(scores_RL)
     search = _Search(scores_RL, k, epsilon, num_draws)
     search.prepare(labels, rows, None)
-    splits = _splits(num_rows * num_draws, search.num_tiles)
     capacity = _capacity(search.wanted)
+    splits = _splits(num_rows * num_draws, search.num_tiles, capacity)
     cells = num_rows * num_draws * splits
     scratch = torch.empty(cells * (1 + 2 * capacity), dtype=torch.int32, device=scores_RL.device)
     lists, counts_RBS = scratch.split_with_sizes([cells * 2 * capacity, cells])
@@ -344,9 +354,12 @@ def _capacity(wanted: float) -> int:
     return power_of_2(int(2.5 * wanted))
 
 
-def _splits(draws: int, num_tiles: int) -> int:
-    """Programs that share one draw of one row: enough of them to fill a GPU, none with less than a few tiles a lane."""
+def _splits(draws: int, num_tiles: int, capacity: int) -> int:
+    """Programs that share one draw of one row: enough of them to fill a GPU, none with less than a few tiles a lane.
+
+    All their lists together are one warp's to select from, and it takes minutes to compile for very long ones.
+    """
     splits = 1
-    while splits < 16 and 2 * splits * draws <= _PROGRAMS and num_tiles >= 2 * splits * 128:
+    while 2 * splits * capacity <= 2048 and 2 * splits * draws <= _PROGRAMS and num_tiles >= 2 * splits * 128:
         splits *= 2
     return splits

@@ -47,9 +47,9 @@ def cell_bits(place_hash, draw, key):
 
 
 @triton.jit
-def next_bits(bits):
-    """More bits of the same cell."""
-    return mix(bits + tl.full([], 0x68E31DA4, tl.uint32))
+def next_bits(bits, step):
+    """More bits of the same cell. The number of the step keeps them from ever running in a circle."""
+    return mix(bits + tl.full([], 0x68E31DA4, tl.uint32) + step * tl.full([], 0x9E3779B1, tl.uint32))
 
 
 @triton.jit

@@ -95,7 +95,7 @@ class _LogOddsAgainst(torch.autograd.Function):
         gradient_RL = torch.empty_like(scores_RL, memory_format=torch.contiguous_format)
         block = _classes_a_tile(points, num_classes)
         with torch.cuda.device_of(scores_RL):
-            _backward_kernel[(num_rows, triton.cdiv(num_classes, block))](
+            _backward_kernel[(num_rows * triton.cdiv(num_classes, block),)](
                 scores_RL,
                 label_R,
                 upstream[0].contiguous(),
@@ -222,8 +222,9 @@ def _backward_kernel(
     POINTS: tl.constexpr,
 ):
     """One block of classes of one row: the rational function of each class's probability."""
-    row = tl.program_id(0).to(tl.int64)
-    classes_B = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    blocks = tl.cdiv(num_classes, BLOCK)  # along the first axis of the grid, the only one that is long
+    row = (tl.program_id(0) // blocks).to(tl.int64)
+    classes_B = tl.program_id(0) % blocks * BLOCK + tl.arange(0, BLOCK)
     label = tl.load(label_ptr + row)
     others_B = _others(scores_ptr + row * row_stride, class_stride, num_classes, label, classes_B)
     odds_B = (others_B - tl.load(pivot_ptr + row)) * log_odds_per_score - tl.load(threshold_ptr + row)
