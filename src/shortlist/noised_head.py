@@ -199,8 +199,8 @@ class NoisedTopKHead(NoisedHead):
             plain ``SGD``: no step then costs time or memory in L. A class counts as touched where it is a label or
             was found by a draw, even if its gradient is zero.
 
-    On a GPU chunks are searched by kernels that draw hardly any of the noise, as long as they hold thousands of classes:
-    up to about 8,000 rows at K = 5, 1,500 at K = 100. Beyond, split the batch; the result is right, but slower.
+    On a GPU, chunks of thousands of classes are searched by kernels that draw hardly any of the noise. Chunks are that
+    long up to about 8,000 rows at K = 5, 1,500 at K = 100; larger batches are slower, and better split.
 
     Call it with ``(..., D)`` features and ``(...)`` labels; ``noise``, if given, is shaped ``(..., L, B)``. Under
     autocast the product runs in its dtype, everything after it in float32. Gradients of half types are summed in
