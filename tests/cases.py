@@ -94,6 +94,20 @@ LOSSES = [
         has_margins=True,
     ),
     LossCase(
+        "logit_adjusted",
+        lambda s, y, **kw: F.logit_adjusted(s, y, _counts_of(s), tau=1.5, **kw),
+        lambda num_classes, **kw: sl.LogitAdjustedLoss(class_counts(num_classes), tau=1.5, **kw),
+        lambda row, label, _: obvious.logit_adjusted(row, label, class_counts(len(row)), tau=1.5),
+        has_margins=True,
+    ),
+    LossCase(
+        "balanced_softmax",
+        lambda s, y, **kw: F.logit_adjusted(s, y, _counts_of(s), **kw),
+        lambda num_classes, **kw: sl.LogitAdjustedLoss(class_counts(num_classes), **kw),
+        lambda row, label, _: obvious.balanced_softmax(row, label, class_counts(len(row))),
+        has_margins=True,
+    ),
+    LossCase(
         "noised_topk_hinge",
         lambda s, y, **kw: F.noised_topk_hinge(s, y, K, epsilon=0.5, **kw),
         lambda _, **kw: sl.NoisedTopKHinge(K, epsilon=0.5, **kw),

@@ -53,6 +53,16 @@ def ldam(row: Tensor, label: int, class_counts: Tensor, max_margin: float, scale
     return -(scale * lowered).log_softmax(0)[label]
 
 
+def logit_adjusted(row: Tensor, label: int, class_counts: Tensor, tau: float) -> Tensor:
+    prior = class_counts.to(row.dtype) / class_counts.sum()
+    return -(row + tau * prior.log()).log_softmax(0)[label]
+
+
+def balanced_softmax(row: Tensor, label: int, class_counts: Tensor) -> Tensor:
+    weighted = class_counts * row.exp()
+    return -(weighted[label] / weighted.sum()).log()
+
+
 def noised_topk_hinge(row: Tensor, label: int, k: int, epsilon: float, noise: Tensor) -> Tensor:
     rivals = [kth_largest(row + epsilon * draw, k + 1) for draw in noise.T]
     return (1 + sum(rivals) / len(rivals) - row[label]).relu()

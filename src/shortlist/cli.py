@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import tyro
 from rich.console import Console
@@ -23,6 +23,7 @@ from shortlist import recipes
 from shortlist.bench import Suite
 from shortlist.config import RunConfig
 from shortlist.errors import ShortlistError
+from shortlist.reproduce import Scale
 
 _FILE_WIDTH = 1000
 
@@ -41,12 +42,9 @@ class _TrainArguments(RunConfig):
 def train(arguments: list[str]) -> None:
     """Train a recipe: shortlist train RECIPE [--field value ...]"""
     if not arguments or arguments[0] in ("-h", "--help"):
-        _list_recipes()
+        _list_recipes("train")
         return
-    recipe = recipes.build(arguments[0])
-    fields = {field.name: getattr(recipe, field.name) for field in dataclasses.fields(recipe)}
-    parsed = _parse(_TrainArguments, arguments[1:], f"train {arguments[0]}", default=_TrainArguments(**fields))
-    config = RunConfig(**{name: getattr(parsed, name) for name in fields})
+    parsed, config = _parse_recipe(_TrainArguments, arguments, "train")
 
     from shortlist.runs import RunFolder, default_folder
     from shortlist.training import train
@@ -228,11 +226,127 @@ def bench(arguments: list[str]) -> None:
     print(parsed.out)
 
 
+@dataclass(frozen=True)
+class _ReproduceArguments:
+    names: tyro.conf.Positional[tuple[str, ...]] = ()
+    """Tables and figures."""
+    scale: Scale = "short"
+    """smoke: tiny data, in seconds; short: the real data for fewer epochs; paper: as long as the paper."""
+    seeds: int = 1
+    """How many runs of each cell, with the seeds 0, 1, ..."""
+    only: tuple[str, ...] = ()
+    """Only the cells that one of these patterns means: a row, a column, or both, e.g. '0.4' 'nois*' '0.4/noised'."""
+    runs_root: Path = Path("runs")
+    """Folder of all runs: those that have finished are not repeated."""
+    results: Path = Path("results")
+    """Folder of the CSV files."""
+    docs: Path = Path("docs")
+    """Folder of reproduction.md; figures go to reproduction/ in it, at the scale smoke to smoke/ among the results."""
+    document: bool = False
+    """Run nothing: make the tables of reproduction.md from the CSV files."""
+
+
+def reproduce(arguments: list[str]) -> None:
+    """The paper's tables and figures, redone: shortlist reproduce TABLE|FIGURE ..."""
+    if not arguments:
+        _list_experiments()
+        return
+    parsed = _parse(_ReproduceArguments, arguments, "reproduce")
+
+    from shortlist.reproduce.document import figures_folder, write_reproduction
+    from shortlist.reproduce.figures import FIGURES
+    from shortlist.reproduce.registry import EXPERIMENTS
+    from shortlist.reproduce.running import reproduce
+    from shortlist.reproduce.tables import terminal_table
+
+    if parsed.document:
+        print(write_reproduction(parsed.results, parsed.docs))
+        return
+    known = [*EXPERIMENTS, *FIGURES]
+    if not parsed.names:
+        raise ShortlistError(f"name a table or figure: there are {', '.join(known)}")
+    for name in parsed.names:
+        if name not in known:
+            raise ShortlistError(f"there is no table or figure {name!r}: {_close_to(name, known)}")
+    failures: list[str] = []
+    for name in parsed.names:
+        if name in FIGURES:
+            smoke = parsed.scale == "smoke"
+            for path in FIGURES[name](parsed.results / "smoke" if smoke else figures_folder(parsed.docs), parsed.scale):
+                print(path)
+            continue
+        found, wrong = reproduce(
+            EXPERIMENTS[name],
+            scale=parsed.scale,
+            seeds=parsed.seeds,
+            only=parsed.only,
+            runs_root=parsed.runs_root,
+            results=parsed.results,
+            say=_say,
+        )
+        failures += wrong
+        if found:
+            print(EXPERIMENTS[name].title)
+            _print_table(terminal_table(EXPERIMENTS[name], found))
+    if failures:
+        raise ShortlistError("\n".join(failures))
+
+
+@dataclass(frozen=True, kw_only=True)
+class _TuneArguments(RunConfig):
+    recipe: tyro.conf.Suppress[str] = "custom"
+    grid: Literal["auto", "paper", "given", "none"] = "auto"
+    """The paper's values for this loss; those given by --search alone; none: sample; auto: the paper's, if any."""
+    search: tuple[str, ...] = ()
+    """Further settings or values, e.g. loss.scale=30,50 optim.lr=0.05,0.2; when sampling, the range between them."""
+    trials: int | None = None
+    """How many in the whole study, over all processes; by default the whole grid, or 20 samples."""
+    storage: str = ""
+    """Where the study is, shared by many machines if need be: a database, e.g. sqlite:///study.db, or a plain file."""
+    prune: bool = False
+    """End trials that are worse than the median of the others at the same epoch."""
+    csv: Path | None = None
+    """List the trials here; by default in runs/tune/RECIPE."""
+    lost_after: float = 24.0
+    """Hours without a finished epoch after which a trial of another machine counts as killed, and is run again."""
+
+
+def tune(arguments: list[str]) -> None:
+    """Search a recipe's hyper-parameters: shortlist tune RECIPE [--field value ...]"""
+    if not arguments or arguments[0] in ("-h", "--help"):
+        _list_recipes("tune")
+        return
+    parsed, config = _parse_recipe(_TuneArguments, arguments, "tune")
+
+    from shortlist.tuning import tune
+
+    found = tune(
+        config,
+        grid=parsed.grid,
+        search=parsed.search,
+        trials=parsed.trials,
+        storage=parsed.storage,
+        prune=parsed.prune,
+        csv_path=parsed.csv,
+        lost_after=parsed.lost_after,
+        say=_say,
+    )
+    _say(f"wrote {found.csv_path}")
+    if elsewhere := sum(trial.state == "running" for trial in found.trials):
+        _say(f"{elsewhere} more still running elsewhere")
+    if found.command is None:
+        raise ShortlistError("no trial has come to its end")
+    _print_table(found.table)
+    print(f"\n{found.command}")
+
+
 COMMANDS: dict[str, Callable[[list[str]], None]] = {
     "train": train,
+    "tune": tune,
     "evaluate": evaluate,
     "predict": predict,
     "report": report,
+    "reproduce": reproduce,
     "bench": bench,
     "datasets": datasets,
     "demo": demo,
@@ -271,11 +385,31 @@ def _print_table(table: Table) -> None:
     Console(highlight=False, markup=False, width=None if sys.stdout.isatty() else _FILE_WIDTH).print(table)
 
 
-def _list_recipes() -> None:
-    print(f"{train.__doc__}\n\nRecipes (shortlist train RECIPE --help lists the fields):\n")
+def _parse_recipe(kind: type[RunConfig], arguments: list[str], command: str) -> tuple[Any, RunConfig]:
+    """What follows the command: a recipe's name, then fields; parsed, and the configuration alone."""
+    recipe = recipes.build(arguments[0])
+    fields = {field.name: getattr(recipe, field.name) for field in dataclasses.fields(recipe)}
+    parsed = _parse(kind, arguments[1:], f"{command} {arguments[0]}", default=kind(**fields))
+    return parsed, RunConfig(**{name: getattr(parsed, name) for name in fields})
+
+
+def _list_recipes(command: str) -> None:
+    print(f"{COMMANDS[command].__doc__}\n\nRecipes (shortlist {command} RECIPE --help lists the fields):\n")
     width = max(map(len, recipes.HELP))
     for name, text in recipes.HELP.items():
         print(f"  {name:{width}}  {text}")
+
+
+def _list_experiments() -> None:
+    from shortlist.reproduce.figures import FIGURES
+    from shortlist.reproduce.registry import EXPERIMENTS
+
+    print(f"{reproduce.__doc__}\n\nTables and figures (shortlist reproduce --help lists the options):\n")
+    titles = {name: experiment.title for name, experiment in EXPERIMENTS.items()}
+    titles |= {name: f"{name.replace('-', ' ').capitalize()}, a figure without training" for name in FIGURES}
+    width = max(map(len, titles))
+    for name, title in titles.items():
+        print(f"  {name:{width}}  {title}")
 
 
 def _close_to(name: str, known: Iterable[str]) -> str:

@@ -20,6 +20,8 @@ LossName = Literal[
     "cross_entropy",
     "focal",
     "ldam",
+    "logit_adjusted",
+    "balanced_softmax",
     "topk_hinge",
     "convex_topk_hinge",
     "calibrated_topk_hinge",
@@ -90,7 +92,7 @@ class LossConfig:
     n_samples: float = 5
     """Draws B of the noise; inf takes the expectation itself (noised losses)."""
     tau: float = 1.0
-    """Temperature (smoothed hinge)."""
+    """Temperature (smoothed hinge); how much of the class frequencies to take into account (logit adjustment)."""
     gamma: float = 2.0
     """Focus (focal loss)."""
     max_margin: float = 0.2

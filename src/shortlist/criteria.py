@@ -22,6 +22,10 @@ def build_loss(config: LossConfig, class_counts: Tensor) -> nn.Module:
             return losses.FocalLoss(gamma=config.gamma)
         case "ldam":
             return losses.LDAMLoss(class_counts, max_margin=config.max_margin, scale=config.scale)
+        case "logit_adjusted":
+            return losses.LogitAdjustedLoss(class_counts, tau=config.tau)
+        case "balanced_softmax":
+            return losses.LogitAdjustedLoss(class_counts)
         case "topk_hinge":
             return losses.TopKHinge(k)
         case "convex_topk_hinge":

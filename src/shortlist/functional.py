@@ -45,6 +45,7 @@ __all__ = [
     "focal",
     "imbalanced_noised_topk_hinge",
     "ldam",
+    "logit_adjusted",
     "noised_topk_hinge",
     "smooth_topk_hinge",
     "topk_error",
@@ -199,7 +200,7 @@ def smooth_topk_hinge(
     if tau == 0:
         _, kth_RC = _largest_of_others(batch, k)
         return batch.reduce((1 + (kth_RC - batch.scores_RC) / k).relu())
-    if batch.index_R is not None and _are_labelled_rows(scores, target):
+    if batch.index_R is not None and _are_labelled_rows(scores, target, weight):
         from shortlist.kernels.smooth_hinge import log_odds_against
 
         return batch.reduce(tau * _softplus(log_odds_against(scores, batch.index_R, k, tau).unsqueeze(-1)))
@@ -272,6 +273,42 @@ def ldam(
     check_positive("scale", scale)
     margin_RC = _margins(batch, class_counts, max_margin)
     return batch.reduce(_softplus(_log_odds_against(batch, scale * batch.scores_RL) + scale * margin_RC))
+
+
+def logit_adjusted(
+    scores: Tensor,
+    target: Tensor,
+    class_counts: ClassCounts,
+    *,
+    tau: float = 1.0,
+    weight: Tensor | None = None,
+    ignore_index: int = -100,
+    reduction: Reduction = "mean",
+) -> Tensor:
+    """Cross-entropy of ``s + tau log prior``, the prior of a class its share of the training images.
+
+    The scores then need not learn how frequent a class is, and without the prior they serve the mean over classes.
+    With ``tau = 1`` this is the balanced softmax: log counts and log shares differ by a constant that no softmax sees.
+
+    Args:
+        scores, target, weight, ignore_index, reduction: As in ``F.cross_entropy``.
+        class_counts: ``(L,)`` training images of each class.
+        tau: How much of the prior to take off the scores' shoulders; 0 gives the cross-entropy.
+
+    Example:
+        >>> logit_adjusted(torch.zeros(1, 2), torch.tensor([0]), [1, 3])  # -log(1/4)
+        tensor(1.3863)
+
+    Reference:
+        Menon et al., Long-tail Learning via Logit Adjustment, ICLR 2021; Ren et al., Balanced Meta-Softmax for
+        Long-Tailed Visual Recognition, NeurIPS 2020.
+    """
+    batch = ScoredBatch(scores, target, weight=weight, ignore_index=ignore_index, reduction=reduction)
+    check_not_negative("tau", tau)
+    log_counts_L = checked_class_counts(class_counts, batch.num_classes).to(batch.scores_RL).log()
+    # Counts that could not be read were not checked: a bad one, even of a class that is not at hand, gives NaN.
+    adjustment_L = tau * log_counts_L + (0 * log_counts_L).sum()
+    return batch.reduce(_softplus(_log_odds_against(batch, batch.scores_RL + adjustment_L)))
 
 
 def noised_topk_hinge(
@@ -377,26 +414,27 @@ def _noised_hinge(
     """``scale (m_y + smoothed (K+1)-th largest score - s_y)_+``; without margins they are 1."""
     check_n_samples(n_samples)
     check_not_negative("epsilon", epsilon)
-    if noise is None and epsilon > 0 and n_samples != math.inf and _are_labelled_rows(scores, target):
+    if noise is None and epsilon > 0 and n_samples != math.inf and _are_labelled_rows(scores, target, weight):
+        from shortlist.kernels import noised
+
         num_classes = scores.shape[1]
         check_k(k, num_classes - 1, num_classes)
         check_reduction(reduction)
         if weight is not None:
             check_floating("weight", weight)
             check_per_class("weight", weight, num_classes)
-        from shortlist.kernels.noised import noised_hinge
-
-        loss = noised_hinge(
-            scores, target, k, margins_L, scale, epsilon, int(n_samples), generator, weight, ignore_index, reduction
-        )
-        return loss.to(result_dtype(scores))
+        if noised.can_take(k, epsilon):
+            loss = noised.noised_hinge(
+                scores, target, k, margins_L, scale, epsilon, int(n_samples), generator, weight, ignore_index, reduction
+            )
+            return loss.to(result_dtype(scores))
     batch = ScoredBatch(scores, target, weight=weight, ignore_index=ignore_index, reduction=reduction)
     margin_RC = 1 if margins_L is None else batch.pick_per_class(margins_L.to(batch.scores_RL.dtype))
     rival_R1, own_RC = _smooth_rival_and_own(batch, scores, k, epsilon, n_samples, noise, generator)
     return batch.reduce(scale * (margin_RC + rival_R1 - own_RC).relu())
 
 
-def _are_labelled_rows(scores: Tensor, target: Tensor) -> bool:
+def _are_labelled_rows(scores: Tensor, target: Tensor, weight: Tensor | None) -> bool:
     """``(N, L)`` scores with ``(N,)`` labels, where the kernels can take them."""
     return (
         isinstance(scores, Tensor)
@@ -408,6 +446,7 @@ def _are_labelled_rows(scores: Tensor, target: Tensor) -> bool:
         and target.shape == scores.shape[:1]
         and len(target) > 0
         and target.device == scores.device
+        and (weight is None or weight.device == scores.device)
     )
 
 

@@ -26,6 +26,7 @@ __all__ = [
     "FocalLoss",
     "ImbalancedNoisedTopKHinge",
     "LDAMLoss",
+    "LogitAdjustedLoss",
     "NoisedTopKHinge",
     "SmoothTopKHinge",
     "TopKError",
@@ -198,6 +199,27 @@ class LDAMLoss(_Loss):
         return functional.ldam(
             scores, target, self.class_counts, max_margin=self.max_margin, scale=self.scale, **self._shared()
         )
+
+
+class LogitAdjustedLoss(_Loss):
+    """Module twin of ``shortlist.functional.logit_adjusted``; the class counts are a buffer.
+
+    Example:
+        >>> LogitAdjustedLoss([1, 3])(torch.zeros(1, 2), torch.tensor([0]))
+        tensor(1.3863)
+    """
+
+    class_counts: Tensor
+    _shown = ("tau",)
+
+    def __init__(self, class_counts: ClassCounts, *, tau: float = 1.0, **shared: Unpack[_SharedSettings]) -> None:
+        super().__init__(**shared)
+        check_not_negative("tau", tau)
+        self._hold_class_counts(class_counts)
+        self.tau = tau
+
+    def forward(self, scores: Tensor, target: Tensor) -> Tensor:
+        return functional.logit_adjusted(scores, target, self.class_counts, tau=self.tau, **self._shared())
 
 
 class _NoisedLoss(_TopKLoss):

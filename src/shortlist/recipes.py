@@ -91,6 +91,17 @@ def cifar100(loss: LossConfig, *, label_noise: float = 0.0) -> RunConfig:
     )
 
 
+def cifar100_lt(loss: LossConfig) -> RunConfig:
+    """CIFAR-100 thinned to a long tail: the paper's protocol on CIFAR-100, measured as its Pl@ntNet-300K."""
+    config = cifar100(loss)
+    return replace(
+        config,
+        data=replace(config.data, imbalance=100),
+        model=replace(config.model, head=_head(loss.name)),
+        train=replace(config.train, ks=(1, 3, 5), select="auto"),
+    )
+
+
 def plantnet(loss: LossConfig) -> RunConfig:
     """The paper's protocol on Pl@ntNet-300K (section 4.5.1)."""
     return _pretrained_resnet50("plantnet300k", loss)
@@ -180,17 +191,26 @@ def _register() -> None:
     # Without margins LDAM is the cross-entropy of scaled cosines.
     text = "Ablation: table 5's cross-entropy, K = 5, with the cosine layer and scale that the margin losses have."
     _add("plantnet_cosine_cross_entropy_k5", text, partial(plantnet, ldam(k=5, max_margin=0.0, scale=40)))
-    for k in (1, 3, 5):
-        for name, loss in {
+    for k in (1, 3, 5, 10):
+        six_losses = {
             "cross_entropy": cross_entropy(k=k),
             "smooth": smooth(k=k, tau=0.1),
             "noised": noised(k=k, epsilon=1.0, n_samples=5),
             "focal": focal(k=k, gamma=2.0),
             "ldam": ldam(k=k, max_margin=0.2, scale=40),
             "imbalanced": imbalanced(k=k, epsilon=0.01, max_margin=0.2, scale=60),
-        }.items():
-            text = f"Table 5 (macro) and table 8 (micro), {name.replace('_', '-')}, K = {k}."
-            _add(f"plantnet_table5_{name}_k{k}", text, partial(plantnet, loss))
+        }
+        for name, loss in six_losses.items():
+            table, where = (
+                ("table8", "Table 8 (micro)") if k == 10 else ("table5", "Table 5 (macro) and table 8 (micro)")
+            )
+            text = f"{where}, {name.replace('_', '-')}, K = {k}."
+            _add(f"plantnet_{table}_{name}_k{k}", text, partial(plantnet, loss))
+        if k == 10:  # in this one table of the paper alone
+            continue
+        for name, loss in (six_losses | {"cosine_cross_entropy": ldam(k=k, max_margin=0.0, scale=40)}).items():
+            text = f"CIFAR-100-LT, imbalance 100, {name.replace('_', '-')}, K = {k}, with table 5's hyper-parameters."
+            _add(f"cifar100_lt_{name}_k{k}", text, partial(cifar100_lt, loss))
         for name, loss in {
             "cross_entropy": cross_entropy(k=k),
             "smooth": smooth(k=k, tau=0.1),
@@ -200,6 +220,14 @@ def _register() -> None:
         }.items():
             text = f"Table 6, {name.replace('_', '-')}, K = {k}."
             _add(f"imagenet_lt_table6_{name}_k{k}", text, partial(imagenet_lt, loss))
+    for k in (1, 3, 5):
+        for name, what, loss in (
+            ("logit_adjusted", "logit adjustment (tau is to be tuned)", LossConfig(name="logit_adjusted", k=k)),
+            ("balanced_softmax", "balanced softmax", LossConfig(name="balanced_softmax", k=k)),
+        ):
+            _add(f"plantnet_{name}_k{k}", f"Beyond table 5: {what}, K = {k}.", partial(plantnet, loss))
+            text = f"CIFAR-100-LT, imbalance 100, {what}, K = {k}."
+            _add(f"cifar100_lt_{name}_k{k}", text, partial(cifar100_lt, loss))
     for k in (1, 5):
         for name, loss, lr, weight_decay in (
             ("cross_entropy", cross_entropy(k=k), 0.1, 1e-4),

@@ -1,0 +1,121 @@
+"""docs/reproduction.md from results/*.csv alone: what a person wrote in it stays, what was measured is made anew."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+from shortlist import recipes
+from shortlist.errors import ShortlistError
+from shortlist.report.formats import counted
+from shortlist.report.names import loss_settings, shown
+from shortlist.reproduce.experiment import Experiment, scaled_milestones
+from shortlist.reproduce.registry import COLUMN_NAMES, EXPERIMENTS
+from shortlist.reproduce.results import Result, read_results, results_file
+from shortlist.reproduce.tables import latest_setups, markdown_table
+from shortlist.runs import write_file
+
+BEGIN = "<!-- From here to the end mark: made by `shortlist reproduce --document`. Edits would be lost. -->"
+END = "<!-- End of what was made. -->"
+_NAME = "reproduction"
+_CLASS_SIZES = "In parentheses: classes with few (below 20), a medium number of, and many (above 100) training images."
+
+
+def figures_folder(docs: Path) -> Path:
+    """Where the document looks for figures."""
+    return docs / _NAME
+
+
+def write_reproduction(results: Path, docs: Path) -> Path:
+    """Rewrite the tables of ``docs/reproduction.md``.
+
+    Args:
+        results: Folder of the CSV files; an experiment without one gets a table with empty cells.
+        docs: The folder of the document, which must hold the two marks.
+
+    Returns:
+        The document.
+    """
+    page = docs / f"{_NAME}.md"
+    text = page.read_text() if page.is_file() else ""
+    before, begin, rest = text.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not begin or not end:
+        raise ShortlistError(f"{page} must hold the lines\n{BEGIN}\n{END}")
+    made = "\n\n".join([*_tables(results), *_figures(docs)])
+    write_file(page, f"{before}{BEGIN}\n\n{made}\n\n{END}{after}".encode())
+    return page
+
+
+def _tables(results: Path) -> Iterator[str]:
+    for experiment in EXPERIMENTS.values():
+        path = results_file(results, experiment, "paper")
+        found = latest_setups(read_results(path)) if path.is_file() else []
+        origin = f"`{experiment.source}` of the paper." if experiment.source else "Not in the paper."
+        yield f"## {experiment.title}"
+        yield f"{origin} `shortlist reproduce {experiment.name}`"
+        yield markdown_table(experiment, found)
+        yield "\n".join(f"- {note}" for note in _notes(experiment, found))
+
+
+def _notes(experiment: Experiment, results: Sequence[Result]) -> Iterator[str]:
+    """What differs from the paper's protocol, and what the numbers are."""
+    if experiment.remarks:
+        yield experiment.remarks
+    if "test_few" in experiment.metrics:
+        yield _CLASS_SIZES
+    yield _protocol(experiment)
+    yield f"Losses, in the first row: {'; '.join(_losses(experiment))}."
+    if results:
+        machines = ", ".join(dict.fromkeys(each.gpu for each in results))
+        days = sorted(each.date[:10] for each in results)
+        period = " to ".join(dict.fromkeys((days[0], days[-1])))
+        commits = ", ".join(dict.fromkeys(each.commit for each in results))
+        yield f"Run {period} on {machines}, commit {commits}."
+    else:
+        yield "Nobody has run it yet."
+
+
+def _protocol(experiment: Experiment) -> str:
+    configs = [experiment.config(cell, "paper", Path()) for cell in experiment.cells]
+    first = configs[0]
+    sentences = [
+        f"{first.model.name} in bfloat16 with the loss in float32, batches of {first.train.batch_size}, "
+        f"learning rate {_all(config.optim.lr for config in configs)}, "
+        f"weight decay {_all(config.optim.weight_decay for config in configs)}."
+    ]
+    if experiment.paper_epochs:
+        sentences.append(f"{counted(experiment.paper_epochs, 'epoch').capitalize()}, at either scale.")
+    else:
+        recipe = recipes.build(experiment.cells[0].recipe)
+        lengths = {"short": experiment.short_epochs, "paper": recipe.train.epochs}
+        for scale, epochs in lengths.items():
+            drops = ", ".join(map(str, scaled_milestones(recipe, epochs)))
+            sentences.append(f"At `--scale {scale}` {epochs} epochs, the learning rate falling tenfold at {drops}.")
+        chosen = "macro top-K" if first.train.select == "auto" else _all(config.select_metric for config in configs)
+        sentences.append(f"Reported is the epoch with the best {chosen} on the validation images.")
+    return " ".join(sentences)
+
+
+def _all(values: Iterable[object]) -> str:
+    """Different values, in the order in which they come."""
+    return " or ".join(dict.fromkeys(shown(value) for value in values))
+
+
+def _losses(experiment: Experiment) -> Iterator[str]:
+    """Recipe and settings of each column, in the first row that has it."""
+    for column in experiment.columns:
+        cell = next(cell for cell in experiment.cells if cell.column == column)
+        settings = [loss_settings(experiment.config(cell, "paper", Path()).loss)]
+        settings += [f"{name} = {shown(value)}" for name, value in cell.changes.items() if not name.startswith("loss.")]
+        described = ", ".join(filter(None, settings))
+        yield f"{COLUMN_NAMES.get(column, column)}: `{cell.recipe}`" + (f" ({described})" if described else "")
+
+
+def _figures(docs: Path) -> Iterator[str]:
+    from shortlist.reproduce.figures import FIGURES
+
+    drawn = [name for name in FIGURES if (figures_folder(docs) / f"{name}.png").is_file()]
+    if drawn:
+        yield "## Figures without training"
+    for name in drawn:
+        yield f"`shortlist reproduce {name}`"
+        yield f"![{name.replace('-', ' ')}]({_NAME}/{name}.png)"

@@ -1,0 +1,58 @@
+"""One look for all figures: large enough for half a slide, one hue from light to dark, words at the thing they name."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+from matplotlib.colors import LinearSegmentedColormap
+from matplotlib.figure import Figure
+
+from shortlist.reproduce.figures.numbers import Columns, read_columns, write_columns
+from shortlist.whole_files import written_whole
+
+INK, FAINT, QUIET = "#26323d", "#c9d1d8", "#5d6b77"
+ACCENT = "#d0621b"
+"""For the one thing to look at: an orange that no colour blindness confuses with the blues."""
+SERIES = ("#5a9bdc", "#0b62c4", "#062f60")
+"""Curves in order, told apart by lightness."""
+LOSS_COLOURS = LinearSegmentedColormap.from_list("loss", ["#e4f0fb", "#7fb2e5", "#0b62c4", "#04203f"])
+"""From little to much; lightness falls steadily, so it also reads in grey. Nothing at all is white."""
+
+_LOOK: dict[Any, Any] = {
+    "font.family": "DejaVu Sans",
+    "font.size": 15,
+    "axes.edgecolor": FAINT,
+    "axes.labelcolor": INK,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.titlecolor": INK,
+    "axes.titlesize": 15,
+    "grid.color": "#e9edf0",
+    "text.color": INK,
+    "xtick.color": INK,
+    "ytick.color": INK,
+    "svg.fonttype": "none",  # text stays text
+    "svg.hashsalt": "shortlist",  # the same numbers give the same file
+}
+
+
+def publish(folder: Path, name: str, columns: Columns, paint: Callable[[Columns], Figure]) -> list[Path]:
+    """Write the numbers, and as SVG and PNG the figure that is painted from the written numbers."""
+    svg, png, numbers = (folder / f"{name}.{kind}" for kind in ("svg", "png", "csv"))
+    write_columns(numbers, columns)
+    with mpl.rc_context(_LOOK):
+        figure = paint(read_columns(numbers))
+        with written_whole(svg) as file:
+            figure.savefig(file, format="svg", metadata={"Date": None})
+        with written_whole(png) as file:
+            figure.savefig(file, format="png", dpi=160)
+    return [svg, png, numbers]
+
+
+def headline(figure: Figure, title: str, explanation: str) -> None:
+    """What there is to see, and below it how to read it."""
+    width, height = figure.get_size_inches()
+    margin = 0.25
+    figure.text(margin / width, 1 - 0.2 / height, title, fontsize=20, fontweight="bold", va="top")
+    figure.text(margin / width, 1 - 0.64 / height, explanation, color=QUIET, va="top", linespacing=1.35)

@@ -1,0 +1,71 @@
+"""Training that counts the non-zero coordinates of the gradient of the loss in the scores."""
+
+from pathlib import Path
+
+import lightning_fabric
+import torch
+from torch import Tensor, nn
+
+from shortlist.config import RunConfig
+from shortlist.errors import ShortlistError
+from shortlist.runs import RunFolder
+from shortlist.training import Trainer
+
+COUNTS = "gradients.json"
+"""In the run folder: how many coordinates were not zero, and of how many images."""
+
+
+class CountingLoss(nn.Module):
+    """A loss that looks at the gradient it sends back to the scores; what it computes stays as it was.
+
+    Example:
+        >>> scores = torch.tensor([[2.0, 1.0, 0.0]], requires_grad=True)
+        >>> loss = CountingLoss(nn.MultiMarginLoss())
+        >>> loss(scores, torch.tensor([1])).backward()
+        >>> loss.nonzero.item(), loss.images  # the label, and the one class within its margin
+        (2, 1)
+    """
+
+    nonzero: Tensor
+
+    def __init__(self, loss: nn.Module) -> None:
+        super().__init__()
+        self.loss = loss
+        self.register_buffer("nonzero", torch.zeros((), dtype=torch.int64))
+        self.images = 0
+
+    def forward(self, scores: Tensor, target: Tensor) -> Tensor:
+        scores.register_hook(self._count)  # type: ignore[no-untyped-call]
+        loss: Tensor = self.loss(scores, target)
+        return loss
+
+    def _count(self, gradient: Tensor) -> None:
+        self.nonzero += gradient.count_nonzero()
+        self.images += len(gradient)
+
+
+def train_and_count(config: RunConfig, *, folder: Path, resume: bool, quiet: bool) -> RunFolder:
+    """As ``shortlist.training.train`` on one device, and leave the counts in the run folder."""
+    fabric = lightning_fabric.Fabric(accelerator=config.train.device, devices=1, precision=config.train.precision)
+    fabric.launch()
+    run = RunFolder(folder)
+    trainer = Trainer(config, fabric, run, quiet=quiet)
+    criterion = trainer.criterion = CountingLoss(trainer.criterion).to(fabric.device)
+    with run.claim(config, resume=resume):
+        if (folder / COUNTS).exists():  # a run that was stopped goes on counting
+            before = run.read_json(COUNTS)
+            criterion.nonzero += before["nonzero"]
+            criterion.images = before["images"]
+        try:
+            trainer.run()
+        finally:
+            run.write_json(COUNTS, {"nonzero": int(criterion.nonzero), "images": criterion.images})
+    return run
+
+
+def nonzero_gradients(run: RunFolder) -> float:
+    """Mean number of non-zero coordinates of an image's gradient in the scores, over the whole run."""
+    counts = run.read_json(COUNTS)
+    if counts["images"] == 0:
+        raise ShortlistError(f"{run.path} was killed before its counts were written: delete it and train it again")
+    return float(counts["nonzero"] / counts["images"])

@@ -1,0 +1,174 @@
+"""``results/NAME.csv``: the numbers of an experiment, read from run folders and never typed."""
+
+import csv
+import dataclasses
+import io
+import statistics
+import typing
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from shortlist.bench.epochs import epoch_seconds
+from shortlist.config import RunConfig
+from shortlist.errors import ShortlistError
+from shortlist.reproduce import Scale
+from shortlist.reproduce.experiment import EPOCH_SECONDS, NONZERO_GRADIENTS, Cell, Experiment, without_seed
+from shortlist.reproduce.gradients import nonzero_gradients
+from shortlist.runs import RunFolder, default_folder, write_file
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    """One number of one run. Accuracies are in percent."""
+
+    recipe: str
+    experiment: str
+    row: str
+    column: str
+    scale: str
+    epochs: int
+    seed: int
+    metric: str
+    K: int
+    value: float
+    commit: str
+    gpu: str
+    date: str
+    """When the run began."""
+    run: str
+    """Its folder below the root of the runs, whose last part begins with the key of its configuration."""
+
+    @property
+    def setup(self) -> str:
+        """What runs of the same configuration share."""
+        return self.run.rpartition("-s")[0]
+
+
+COLUMNS = tuple(field.name for field in dataclasses.fields(Result))
+_TYPES = typing.get_type_hints(Result)
+
+
+def results_file(folder: Path, experiment: Experiment, scale: Scale) -> Path:
+    """Numbers on tiny data mean nothing and are kept apart."""
+    return (folder / "smoke" if scale == "smoke" else folder) / f"{experiment.name}.csv"
+
+
+def run_folder(config: RunConfig, runs_root: Path) -> Path:
+    """Where a run belongs that is not there yet."""
+    return runs_root / default_folder(config).relative_to("runs")
+
+
+def runs_of(config: RunConfig, runs_root: Path) -> Iterator[RunFolder]:
+    """The finished runs with this configuration, whatever their seed.
+
+    They are found by what their ``config.json`` says, not by their folders' names: a setting that a later version adds
+    changes the key in the name, and with its default nothing else.
+    """
+    for folder in sorted((runs_root / config.recipe).glob("*-s*")):
+        run = RunFolder(folder)
+        with suppress(ShortlistError):  # of a version that had other settings
+            if run.finished and without_seed(run.config) == without_seed(config):
+                yield run
+
+
+def measured(run: RunFolder, metric: str, k: int) -> float | None:
+    """The number that a metric of an experiment means for this run; None for a mean over no class."""
+    if metric == EPOCH_SECONDS:
+        return statistics.median(epoch_seconds(run))
+    if metric == NONZERO_GRADIENTS:
+        return nonzero_gradients(run)
+    split, _, average = metric.partition("_")
+    share = run.read_json("final.json")[split][f"{average}_top{k}"]
+    return None if share is None else round(100 * share, 4)
+
+
+def results_of(experiment: Experiment, cell: Cell, scale: Scale, run: RunFolder, runs_root: Path) -> list[Result]:
+    """All numbers that a run gives for its cell."""
+    config, environment = run.config, run.read_json("environment.json")
+    commit = (environment["commit"] or "")[:10] + ("+changes" if environment["dirty"] else "")
+    found = []
+    for metric in experiment.metrics:
+        value = measured(run, metric, cell.k)
+        if value is not None:
+            found.append(
+                Result(
+                    recipe=config.recipe,
+                    experiment=experiment.name,
+                    row=cell.row,
+                    column=cell.column,
+                    scale=scale,
+                    epochs=config.train.epochs,
+                    seed=config.seed,
+                    metric=metric,
+                    K=cell.k,
+                    value=value,
+                    commit=commit,
+                    gpu=environment["device"],
+                    date=environment["started"],
+                    run=run.path.relative_to(runs_root).as_posix(),
+                )
+            )
+    return found
+
+
+def collected(experiment: Experiment, scale: Scale, runs_root: Path) -> Iterator[Result]:
+    """The numbers of all runs of an experiment that are on this disk."""
+    for cell in experiment.cells:
+        with suppress(ShortlistError):  # a cell that cannot be configured has no runs; running it says why
+            for run in runs_of(experiment.config(cell, scale, runs_root), runs_root):
+                yield from results_of(experiment, cell, scale, run, runs_root)
+
+
+def update_results(experiment: Experiment, scale: Scale, runs_root: Path, folder: Path) -> list[Result]:
+    """Rewrite the experiment's file from the runs on this disk; what it holds of other runs stays.
+
+    Returns:
+        All numbers of the file.
+    """
+    path = results_file(folder, experiment, scale)
+    scales: tuple[Scale, ...] = ("smoke",) if scale == "smoke" else ("short", "paper")
+    before = read_results(path) if path.exists() else []
+    found = [result for each in scales for result in collected(experiment, each, runs_root)]
+    on_disk = {result.run for result in found}
+    # Where both scales are equally long they share their runs, and the numbers are those of the scale named last.
+    once = {(result.run, result.row, result.column, result.metric): result for result in found}
+    results = _in_order(experiment, [*once.values(), *(result for result in before if result.run not in on_disk)])
+    if results or path.exists():
+        write_results(path, results)
+    return results
+
+
+def _in_order(experiment: Experiment, results: Iterable[Result]) -> list[Result]:
+    """As the table is read, so that a file changes only where a number has come."""
+    places = {(cell.row, cell.column): place for place, cell in enumerate(experiment.cells)}
+    metrics = list(experiment.metrics)
+
+    def place(result: Result) -> tuple[object, ...]:
+        cell = places.get((result.row, result.column), len(places))
+        metric = metrics.index(result.metric) if result.metric in metrics else len(metrics)
+        return result.scale, result.epochs, cell, result.seed, result.run, metric
+
+    return sorted(results, key=place)
+
+
+def write_results(path: Path, results: Iterable[Result]) -> None:
+    text = io.StringIO()
+    writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(dataclasses.asdict(result) for result in results)
+    write_file(path, text.getvalue().encode())
+
+
+def read_results(path: Path) -> list[Result]:
+    rows = csv.DictReader(path.read_text().splitlines())
+    if tuple(rows.fieldnames or ()) != COLUMNS:
+        raise ShortlistError(f"{path} is not a file of results: its columns must be {', '.join(COLUMNS)}")
+    found = []
+    for line, row in enumerate(rows, 2):
+        try:
+            found.append(Result(**{name: _TYPES[name](row[name]) for name in COLUMNS}))
+        except (TypeError, ValueError) as wrong:
+            raise ShortlistError(f"{path}, line {line} is damaged: {wrong}") from None
+    return found

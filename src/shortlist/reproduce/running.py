@@ -1,0 +1,126 @@
+"""The runs of an experiment, one after another: several at once on a GPU gain nothing."""
+
+import gc
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from shortlist.config import RunConfig
+from shortlist.data.catalogue import CATALOGUE
+from shortlist.errors import ShortlistError
+from shortlist.reproduce import Scale, tiny_data
+from shortlist.reproduce.experiment import NONZERO_GRADIENTS, Cell, Experiment
+from shortlist.reproduce.gradients import train_and_count
+from shortlist.reproduce.results import Result, measured, results_file, run_folder, runs_of, update_results
+from shortlist.runs import RunFolder
+from shortlist.training import Interrupted, train
+
+
+def reproduce(
+    experiment: Experiment,
+    *,
+    scale: Scale,
+    seeds: int = 1,
+    only: Sequence[str] = (),
+    runs_root: Path = Path("runs"),
+    results: Path = Path("results"),
+    say: Callable[[str], None] = lambda message: None,
+    quiet: bool = False,
+) -> tuple[list[Result], list[str]]:
+    """Train what is not yet trained, and keep the experiment's file of results up to date on the way.
+
+    A run that has finished is found by its configuration and not repeated; one that was interrupted goes on. One that
+    fails does not keep the others from running.
+
+    Args:
+        experiment: What to run.
+        scale: ``smoke`` on tiny data, ``short`` or ``paper``.
+        seeds: How many; the first seed of all cells comes before the second of any.
+        only: Patterns for rows, columns, or both as in ``0.4/noised``; empty runs all.
+        runs_root: Folder of all runs.
+        results: Folder of the CSV files.
+        say: Called with a line for each run.
+        quiet: Do not show the training itself.
+
+    Returns:
+        All results of the file, and what went wrong, a message each.
+
+    Raises:
+        Interrupted: SIGINT or SIGTERM came; the same call goes on where it stopped.
+    """
+    if seeds < 1:
+        raise ShortlistError(f"--seeds must be at least 1, got {seeds}")
+    cells = experiment.selected(only)
+    if scale == "smoke":
+        tiny_data.ensure(runs_root)
+    failures: dict[str, list[str]] = defaultdict(list)
+    jobs = [(seed, cell) for seed in range(seeds) for cell in cells]
+    try:
+        with _one_thread() if scale == "smoke" else nullcontext():
+            for number, (seed, cell) in enumerate(jobs, 1):
+                name = f"[{number}/{len(jobs)}] {experiment.name} {cell.label}, seed {seed}"
+                try:
+                    config = replace(experiment.config(cell, scale, runs_root), seed=seed)
+                    say(f"{name}: {_done(experiment, cell, config, runs_root, quiet=quiet)}")
+                except (ShortlistError, RuntimeError) as wrong:  # such as a GPU's memory that is full
+                    say(f"{name}: failed: {wrong}")
+                    failures[str(wrong)].append(f"{cell.label}, seed {seed}")
+                else:
+                    update_results(experiment, scale, runs_root, results)
+    except KeyboardInterrupt:
+        raise Interrupted("stopped; the same command goes on from here") from None
+    everything = update_results(experiment, scale, runs_root, results)
+    say(f"wrote {results_file(results, experiment, scale)}" if everything else "there is no result yet")
+    return everything, _explained(experiment, failures, len(jobs))
+
+
+def _done(experiment: Experiment, cell: Cell, config: RunConfig, runs_root: Path, *, quiet: bool) -> str:
+    """Have the run finished, and say what came out."""
+    before = [run for run in runs_of(config, runs_root) if run.config.seed == config.seed]
+    run = before[0] if before else _trained(experiment, config, run_folder(config, runs_root), quiet=quiet)
+    value = measured(run, experiment.metrics[0], cell.k)
+    shown = "no such class" if value is None else f"{experiment.metrics[0]} {value:.{experiment.decimals}f}"
+    return f"{shown} (finished before)" if before else shown
+
+
+def _trained(experiment: Experiment, config: RunConfig, folder: Path, *, quiet: bool) -> RunFolder:
+    if config.train.compile:
+        _forget_earlier_runs()
+    if NONZERO_GRADIENTS in experiment.metrics:
+        return train_and_count(config, folder=folder, resume=True, quiet=quiet)
+    return train(config, folder=folder, resume=True, quiet=quiet)
+
+
+def _forget_earlier_runs() -> None:
+    """Networks of before must neither count against the compiler's limit of variants nor keep memory of the GPU."""
+    gc.collect()
+    torch.compiler.reset()
+    torch.cuda.empty_cache()  # does nothing where there is no GPU
+
+
+def _explained(experiment: Experiment, failures: dict[str, list[str]], jobs: int) -> list[str]:
+    """One message for each cause, and what to do where nothing could be run at all."""
+    messages = [
+        f"{experiment.name}: {len(cells)} of {jobs} runs failed ({cells[0]}{', ...' if cells[1:] else ''}): {cause}"
+        for cause, cells in failures.items()
+    ]
+    if sum(map(len, failures.values())) == jobs:
+        data = experiment.config(experiment.cells[0], "paper", Path()).data.name
+        advice = " --download" if CATALOGUE[data].can_download else ""
+        messages.append(f"nothing of {experiment.name} could run: see `shortlist datasets {data}{advice}` for its data")
+    return messages
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Products of tiny matrices take longer on many threads than on one."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)

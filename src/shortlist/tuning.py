@@ -1,0 +1,651 @@
+"""Hyper-parameter search: a study of trials, each an ordinary run that stops short of the test images.
+
+A study lives in a storage that processes, on one machine or on many, may share. They agree through it alone: of all
+living trials with the same settings the one with the lowest number counts, and so do the first N of them. Both
+can be read off the storage at any time, so nobody has to be asked, and nothing is trained twice. A trial that
+was given up (its process was stopped or killed) is marked as failed, which is to say dead, and its settings wait in
+the queue for the next process, which goes on from the run's last checkpoint.
+
+The only file that imports Optuna.
+"""
+
+import csv
+import dataclasses
+import fcntl
+import gc
+import hashlib
+import io
+import itertools
+import json
+import math
+import os
+import platform
+import secrets
+import shlex
+import time
+import typing
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import optuna
+import torch
+from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution
+from optuna.exceptions import TrialPruned, UpdateFinishedTrialError
+from optuna.pruners import BasePruner, MedianPruner, NopPruner
+from optuna.samplers import BaseSampler, TPESampler
+from optuna.storages import BaseStorage, JournalStorage, RDBStorage
+from optuna.storages.journal import JournalFileBackend
+from optuna.trial import FrozenTrial, Trial, TrialState
+from rich.table import Table
+from sqlalchemy import event
+from sqlalchemy.exc import DBAPIError, SQLAlchemyError
+
+from shortlist import recipes
+from shortlist.config import LossName, RunConfig, to_dict
+from shortlist.data.splits import mix_seed
+from shortlist.errors import ShortlistError
+from shortlist.runs import RunFolder, default_folder, write_file
+from shortlist.training import Interrupted, Trainer, _fabric, _StopRequests
+
+Grid = Literal["auto", "paper", "given", "none"]
+Settings = Mapping[str, float]
+"""Values by their names on the command line, such as ``loss.max_margin``."""
+
+# Names of what a trial notes in the storage beside its parameters.
+_SETTINGS, _WORKER, _HEARD, _NOTE = "settings", "worker", "heard", "note"
+_SAMPLED_BY_DEFAULT = 20
+_BEST_SHOWN = 10
+
+
+@dataclass(frozen=True)
+class Range:
+    """Numbers to sample from, evenly or evenly in their logarithm."""
+
+    low: float
+    high: float
+    log: bool = False
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.high) and self.low < self.high and (self.low > 0 or not self.log)):
+            raise ShortlistError(f"a range to sample from must go up from low to high, got {self.low} to {self.high}")
+
+    @property
+    def examples(self) -> tuple[float, float, float]:
+        """The ends, and one number between them."""
+        return self.low, math.sqrt(self.low * self.high) if self.log else (self.low + self.high) / 2, self.high
+
+
+Axis = tuple[float, ...] | Range
+"""What is tried for one setting: each of some values, or samples from a range."""
+
+_MARGINS = (0.2, 0.3, 0.4, 0.5)
+PAPER_GRIDS: dict[LossName, dict[str, tuple[float, ...]]] = {
+    "focal": {"loss.gamma": (0.5, 1.0, 2.0, 5.0)},
+    "smooth_topk_hinge": {"loss.tau": (0.1, 1.0)},
+    "ldam": {"loss.max_margin": _MARGINS},
+    "imbalanced_noised_topk_hinge": {"loss.max_margin": _MARGINS, "loss.epsilon": (0.01, 0.05, 0.1)},
+}
+"""The paper's last appendix, "Imbalanced case". It names no grid for the scale, only the values that were found."""
+
+RANGES: dict[LossName, dict[str, Range]] = {
+    "focal": {"loss.gamma": Range(0.0, 5.0)},
+    "smooth_topk_hinge": {"loss.tau": Range(0.01, 10.0, log=True)},
+    "ldam": {"loss.max_margin": Range(0.0, 0.8), "loss.scale": Range(10.0, 100.0, log=True)},
+    "logit_adjusted": {"loss.tau": Range(0.0, 3.0)},
+    "noised_topk_hinge": {"loss.epsilon": Range(0.01, 10.0, log=True)},
+    "imbalanced_noised_topk_hinge": {
+        "loss.max_margin": Range(0.0, 0.8),
+        "loss.epsilon": Range(0.001, 1.0, log=True),
+        "loss.scale": Range(10.0, 100.0, log=True),
+    },
+}
+"""Where to sample the settings of a loss; they contain the paper's grids. Margins and noise live on cosines."""
+
+
+@dataclass(frozen=True)
+class TrialRecord:
+    """One trial of a study, as the storage knows it."""
+
+    number: int
+    state: str
+    """complete, pruned, running or waiting."""
+    value: float | None
+    """Best validation value over the epochs; of a trial that was pruned, the last."""
+    settings: Settings
+    epochs: int
+    """How many have been reported."""
+    folder: Path
+    """Of its run, on the machine that ran it."""
+    worker: str
+    note: str
+
+
+@dataclass(frozen=True)
+class Findings:
+    """What a study has found so far."""
+
+    config: RunConfig
+    """What the trials share."""
+    names: tuple[str, ...]
+    """Of the settings in which they differ."""
+    trials: tuple[TrialRecord, ...]
+    """In the order of their numbers."""
+    csv_path: Path
+
+    @property
+    def ranking(self) -> list[TrialRecord]:
+        """Complete trials, the best first; of equals, the first."""
+        complete = [trial for trial in self.trials if trial.state == "complete"]
+        return sorted(complete, key=lambda trial: (-(trial.value or 0), trial.number))
+
+    @property
+    def table(self) -> Table:
+        """The best trials."""
+        table = Table("trial", f"val {self.config.select_metric}", *self.names, "run", box=None, pad_edge=False)
+        for trial in self.ranking[:_BEST_SHOWN]:
+            values = (f"{trial.settings[name]:.4g}" for name in self.names)
+            table.add_row(str(trial.number), f"{100 * (trial.value or 0):.2f}%", *values, str(trial.folder))
+        return table
+
+    @property
+    def command(self) -> str | None:
+        """What to type to train the best trial; where it was run, its epochs are done and only the test is left."""
+        ranking = self.ranking
+        return f"{command_line(configured(self.config, ranking[0].settings))} --resume" if ranking else None
+
+    def csv_text(self) -> str:
+        """A line for each trial."""
+        text = io.StringIO()
+        writer = csv.writer(text, lineterminator="\n")
+        metric = f"val_{self.config.select_metric}"
+        writer.writerow(["trial", "state", metric, *self.names, "epochs", "run", "worker", "note"])
+        for trial in self.trials:
+            chosen = [trial.settings[name] for name in self.names]
+            outcome = [trial.epochs, trial.folder, trial.worker, trial.note]
+            writer.writerow([trial.number, trial.state, trial.value, *chosen, *outcome])
+        return text.getvalue()
+
+
+def tune(
+    config: RunConfig,
+    *,
+    grid: Grid = "auto",
+    search: Sequence[str] = (),
+    trials: int | None = None,
+    storage: str = "",
+    prune: bool = False,
+    csv_path: Path | None = None,
+    lost_after: float = 24.0,
+    say: Callable[[str], None] = lambda message: None,
+) -> Findings:
+    """Search settings by the validation images, and leave a run folder for each trial; the test images stay unseen.
+
+    Args:
+        config: What all trials share, e.g. from ``shortlist.recipes``; its select metric is what is maximised.
+        grid: ``paper``: the paper's values for this loss. ``given``: those of ``search`` alone. ``none``: sample.
+            ``auto``: the paper's where there are any.
+        search: Further settings, or other values for them, as ``loss.scale=30,50``: all of them in a grid, the range
+            between them when sampling.
+        trials: How many in the whole study; by default the whole grid, or 20.
+        storage: A database, such as ``sqlite:///study.db``, or a file; by default one in ``runs/tune/<recipe>``.
+        prune: End trials that are worse than the median of the others at the same epoch.
+        csv_path: Where to list the trials; by default beside the default storage.
+        lost_after: Hours without a word after which a trial of another machine counts as killed.
+        say: Is told what goes on.
+
+    Raises:
+        ShortlistError: Bad arguments, data or settings; a storage that cannot be used.
+        Interrupted: SIGINT or SIGTERM came. The same call goes on with the study.
+    """
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise ShortlistError("tune trains on one device: start a process for each, all with the same --storage")
+    if trials is not None and trials < 1:
+        raise ShortlistError(f"trials must be at least 1, got {trials}")
+    if not 0 <= lost_after < math.inf:
+        raise ShortlistError(f"lost_after must be a finite number of hours >= 0, got {lost_after}")
+    axes = search_axes(config, grid, search)
+    folder = Path("runs", "tune", config.recipe)
+    name = _study_name(config, axes)
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    study = _open_study(name, storage, folder, _SeededByTrial(config.seed), _pruner(config, prune))
+    say(f"study {name}: {_described(axes)}, by {config.select_metric} on the validation images")
+    with _at_work(folder / "workers") as worker:
+        part = _Search(study, config, axes, trials, worker, folder / "workers", lost_after, say)
+        csv_path = csv_path or folder / f"{name}.csv"
+        try:
+            while (trial := part.next_trial()) is not None:
+                part.run(trial)
+                _write_findings(study, config, axes, csv_path)
+        except KeyboardInterrupt:
+            raise Interrupted("stopped; the same command goes on with the study") from None
+        finally:
+            findings = _write_findings(study, config, axes, csv_path)
+    return findings
+
+
+def search_axes(config: RunConfig, grid: Grid = "auto", search: Sequence[str] = ()) -> dict[str, Axis]:
+    """What to try for each setting: all values (a grid), or all ranges (to sample from).
+
+    Example:
+        >>> search_axes(recipes.build("plantnet_table5_ldam_k5"), search=["loss.scale=30,50"])
+        {'loss.max_margin': (0.2, 0.3, 0.4, 0.5), 'loss.scale': (30.0, 50.0)}
+        >>> search_axes(recipes.build("plantnet_table5_noised_k5"))
+        {'loss.epsilon': Range(low=0.01, high=10.0, log=True)}
+    """
+    loss = config.loss.name
+    if grid == "paper" and loss not in PAPER_GRIDS:
+        raise ShortlistError(f"the paper has no grid for {loss}, only for {', '.join(PAPER_GRIDS)}")
+    if grid == "given" and not search:
+        raise ShortlistError("--grid given needs --search, e.g. --search loss.scale=30,50")
+    given = _parsed(config, search)
+    axes: dict[str, Axis]
+    if grid in ("paper", "given") or (grid == "auto" and loss in PAPER_GRIDS):
+        axes = {**(PAPER_GRIDS[loss] if grid != "given" else {}), **given}
+    else:
+        axes = {**RANGES.get(loss, {}), **{name: _spanned(values) for name, values in given.items()}}
+    if not axes:
+        raise ShortlistError(f"{loss} has no settings to search; name some, e.g. --search optim.lr=0.05,0.2")
+    examples = {name: axis.examples if isinstance(axis, Range) else axis for name, axis in axes.items()}
+    for point in grid_points(examples):
+        configured(config, point)  # a bad value is named before any work
+    return axes
+
+
+def grid_points(axes: Mapping[str, Axis]) -> list[Settings]:
+    """Every combination of the values, the last setting changing fastest; none where a setting is sampled.
+
+    Example:
+        >>> grid_points({"loss.tau": (0.1, 1.0), "optim.lr": (0.2, 0.4)})[1]
+        {'loss.tau': 0.1, 'optim.lr': 0.4}
+    """
+    values = [axis for axis in axes.values() if not isinstance(axis, Range)]
+    if len(values) < len(axes):
+        return []
+    return [dict(zip(axes, point, strict=True)) for point in itertools.product(*values)]
+
+
+def configured(config: RunConfig, settings: Settings) -> RunConfig:
+    """The configuration with other values for some settings.
+
+    Example:
+        >>> configured(RunConfig(), {"loss.tau": 0.1}).loss.tau
+        0.1
+    """
+    for setting, value in settings.items():
+        section, _, name = setting.partition(".")
+        config = dataclasses.replace(
+            config, **{section: dataclasses.replace(getattr(config, section), **{name: value})}
+        )
+    return config
+
+
+def command_line(config: RunConfig) -> str:
+    """The command that trains a configuration: its recipe and all that differs from it.
+
+    Example:
+        >>> command_line(configured(recipes.build("smoke"), {"loss.max_margin": 0.3}))
+        'shortlist train smoke --loss.max-margin 0.3'
+    """
+    words = ["shortlist", "train", config.recipe]
+    changed, original = to_dict(config), to_dict(recipes.build(config.recipe))
+    if changed["seed"] != original["seed"]:
+        words += ["--seed", str(changed["seed"])]
+    for section in ("data", "model", "loss", "optim", "train"):
+        for name, value in changed[section].items():
+            if value == original[section][name]:
+                continue
+            flag = name.replace("_", "-")
+            if isinstance(value, bool):
+                words.append(f"--{section}.{flag}" if value else f"--{section}.no-{flag}")
+            else:
+                words += [f"--{section}.{flag}", *map(str, value if isinstance(value, list) else [value])]
+    return shlex.join(words)
+
+
+class _DivergedError(ShortlistError):
+    """The loss is no longer finite: the settings are to blame, and the study should learn from it."""
+
+
+class _TrialTrainer(Trainer):
+    """A run that ends before its test; ``shortlist train --resume`` would find only the test to do."""
+
+    def __init__(self, config: RunConfig, run: RunFolder, after_epoch: Callable[[], None]) -> None:
+        super().__init__(config, _fabric(config), run, quiet=True)
+        self._after_epoch = after_epoch
+        self._stop: _StopRequests | None = None
+
+    def train(self) -> None:
+        with self.folder.claim(self.config, resume=True):
+            self.run()
+
+    @property
+    def was_asked_to_stop(self) -> bool:
+        """Also where the run had no more steps in which to obey."""
+        return self._stop is not None and self._stop.requested(self.fabric, self.at.step, last=True)
+
+    def _train_epoch(self, stop: _StopRequests) -> bool:
+        self._stop = stop
+        return super()._train_epoch(stop)
+
+    def _end_epoch(self) -> None:
+        super()._end_epoch()
+        self._after_epoch()
+
+    def _finish(self) -> None:
+        """Nothing: settings chosen with an eye on the test images would make the test worthless."""
+
+    def _finite_loss_sum(self) -> float:
+        try:
+            return super()._finite_loss_sum()
+        except ShortlistError as wrong:
+            raise _DivergedError(str(wrong)) from None
+
+
+class _Search:
+    """One process's part in a study."""
+
+    def __init__(
+        self,
+        study: optuna.Study,
+        config: RunConfig,
+        axes: Mapping[str, Axis],
+        trials: int | None,
+        worker: str,
+        workers: Path,
+        lost_after: float,
+        say: Callable[[str], None],
+    ) -> None:
+        self._study, self._config, self._worker, self._workers, self._say = study, config, worker, workers, say
+        self._points = grid_points(axes)[:trials]
+        self._wanted = len(self._points) or trials or _SAMPLED_BY_DEFAULT
+        self._distributions = {name: _distribution(axis) for name, axis in axes.items()}
+        self._lost_after = lost_after
+        self._stop_asked = False
+
+    def next_trial(self) -> Trial | None:
+        """A trial that is this process's to run; None if all that are wanted are finished or running elsewhere."""
+        while True:
+            self._give_back_lost()
+            self._queue_missing_points()
+            living = _living(self._study)
+            waiting = any(trial.state == TrialState.WAITING for trial in living)
+            if not waiting and len(living) >= self._wanted:
+                return None
+            trial = self._study.ask(self._distributions)  # the first that waits, or else a new one
+            trial.set_user_attr(_WORKER, self._worker)
+            trial.set_user_attr(_HEARD, time.time())
+            if self._may_run(trial):
+                return trial
+            self._study.tell(trial, state=TrialState.FAIL)  # another process was faster
+
+    def _may_run(self, trial: Trial) -> bool:
+        if self._points and _SETTINGS not in trial.user_attrs:
+            return False  # not from the queue, which had just become empty
+        earlier = [each for each in _living(self._study) if each.number < trial.number]
+        return len(earlier) < self._wanted and all(_settings(each) != trial.params for each in earlier)
+
+    def run(self, trial: Trial) -> None:
+        """Train a trial, or what is left of it, and tell the study."""
+        config = configured(self._config, trial.params)
+        run = RunFolder(default_folder(config))
+        chosen = ", ".join(f"{name} {value:.4g}" for name, value in trial.params.items())
+        self._say(f"trial {trial.number}: {chosen} -> {run.path}")
+        try:
+            value = self._best_value(trial, config, run)
+        except (TrialPruned, _DivergedError) as ended:
+            trial.set_user_attr(_NOTE, str(ended))
+            self._study.tell(trial, state=TrialState.PRUNED, skip_if_finished=True)
+            self._say(f"trial {trial.number}: {ended}")
+        except UpdateFinishedTrialError:
+            self._say(f"trial {trial.number} was taken for lost, and is another process's now")
+        except BaseException:
+            self._give_back(trial.number, trial.params)
+            raise
+        else:
+            self._study.tell(trial, value, skip_if_finished=True)
+            self._say(f"trial {trial.number}: {self._config.select_metric} {100 * value:.2f}%")
+        if self._stop_asked:
+            raise Interrupted
+
+    def _best_value(self, trial: Trial, config: RunConfig, run: RunFolder) -> float:
+        epochs, values = config.train.epochs, list[float]()
+
+        def report_new_epochs() -> None:
+            for line in run.metrics()[len(values) :]:
+                values.append(line[f"val_{config.select_metric}"])
+                trial.report(values[-1], line["epoch"])
+                self._say(f"trial {trial.number}: epoch {len(values)}/{epochs}  {100 * values[-1]:.2f}%")
+            trial.set_user_attr(_HEARD, time.time())
+            if 0 < len(values) < epochs and trial.should_prune():
+                raise TrialPruned(f"pruned after epoch {len(values)}")
+
+        report_new_epochs()  # of a run that was begun, or even finished, before
+        if len(values) < epochs:
+            if config.train.compile:
+                torch.compiler.reset()  # it gives up on a network that it has compiled for several trials
+            if torch.cuda.is_available():
+                gc.collect()  # the trainer before this one holds itself in a circle, and GPU memory with it
+            trainer = _TrialTrainer(config, run, report_new_epochs)
+            try:
+                trainer.train()
+            finally:
+                self._stop_asked = trainer.was_asked_to_stop
+        return max(values)
+
+    def _queue_missing_points(self) -> None:
+        present = [_settings(trial) for trial in _living(self._study)]
+        for point in self._points:
+            if point not in present:
+                self._study.enqueue_trial(dict(point), user_attrs={_SETTINGS: dict(point)})
+
+    def _give_back_lost(self) -> None:
+        for trial in self._study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
+            if self._is_lost(trial):
+                self._say(f"trial {trial.number} was killed; it goes on")
+                self._give_back(trial.number, _settings(trial))
+
+    def _is_lost(self, trial: FrozenTrial) -> bool:
+        worker = trial.user_attrs.get(_WORKER, "")
+        if worker.startswith(_host()) and (lives := _is_alive(self._workers / worker)) is not None:
+            return not lives
+        began = trial.datetime_start.timestamp() if trial.datetime_start else math.inf
+        return time.time() - float(trial.user_attrs.get(_HEARD, began)) > 3600 * self._lost_after
+
+    def _give_back(self, number: int, settings: Settings) -> None:
+        try:
+            self._study.tell(number, state=TrialState.FAIL)
+        except (ValueError, UpdateFinishedTrialError):  # somebody else has done it
+            return
+        if len(settings) == len(self._distributions):  # else it was killed before it had got its settings
+            self._study.enqueue_trial(dict(settings), user_attrs={_SETTINGS: dict(settings)})
+
+
+class _SeededByTrial(BaseSampler):
+    """TPE with fresh random numbers for each trial, which depend on the seed and the trial's number alone.
+
+    Processes that share a study, or go on with one, would otherwise all begin with the same draws.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self._seed, self._number, self._sampler = seed, -1, TPESampler(seed=seed)
+
+    def _of(self, trial: FrozenTrial) -> TPESampler:
+        if trial.number != self._number:
+            seed = mix_seed(self._seed, trial.number) % 2**32  # as large as NumPy takes them
+            self._number, self._sampler = trial.number, TPESampler(seed=seed)
+        return self._sampler
+
+    def infer_relative_search_space(self, study: optuna.Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
+        return self._of(trial).infer_relative_search_space(study, trial)
+
+    def sample_relative(
+        self, study: optuna.Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
+    ) -> dict[str, Any]:
+        return self._of(trial).sample_relative(study, trial, search_space)
+
+    def sample_independent(
+        self, study: optuna.Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
+    ) -> Any:
+        return self._of(trial).sample_independent(study, trial, param_name, param_distribution)
+
+
+def _pruner(config: RunConfig, prune: bool) -> BasePruner:
+    # Before a quarter of the epochs most losses look alike.
+    return MedianPruner(n_startup_trials=4, n_warmup_steps=config.train.epochs // 4) if prune else NopPruner()
+
+
+def _distribution(axis: Axis) -> BaseDistribution:
+    if isinstance(axis, Range):
+        return FloatDistribution(axis.low, axis.high, log=axis.log)
+    return CategoricalDistribution(axis)
+
+
+def _parsed(config: RunConfig, search: Sequence[str]) -> dict[str, tuple[float, ...]]:
+    """``loss.scale=30,50`` as values by name; what is no such setting, or no number, is named."""
+    given: dict[str, tuple[float, ...]] = {}
+    for text in search:
+        setting, equals, listed = text.partition("=")
+        section, _, name = setting.replace("-", "_").partition(".")
+        part = getattr(config, section, None)
+        kinds = typing.get_type_hints(type(part)) if dataclasses.is_dataclass(part) else {}
+        if not equals or kinds.get(name) is not float:
+            raise ShortlistError(f"search must name a number among the settings, as loss.scale=30,50, got {text!r}")
+        try:
+            values = tuple(dict.fromkeys(float(value) for value in listed.split(",")))
+        except ValueError:
+            raise ShortlistError(f"search must list numbers, as loss.scale=30,50, got {text!r}") from None
+        given[f"{section}.{name}"] = values
+    return given
+
+
+def _spanned(values: tuple[float, ...]) -> Axis:
+    """One value stays; several are the ends of a range, whose numbers differ by factors where they can."""
+    low, high = min(values), max(values)
+    return Range(low, high, log=low > 0) if low < high else values
+
+
+def _described(axes: Mapping[str, Axis]) -> str:
+    texts = (
+        f"{name} in {axis.low:g} to {axis.high:g}"
+        if isinstance(axis, Range)
+        else f"{name} = {', '.join(f'{value:g}' for value in axis)}"
+        for name, axis in axes.items()
+    )
+    return "; ".join(texts)
+
+
+def _study_name(config: RunConfig, axes: Mapping[str, Axis]) -> str:
+    """The same for the same command on any machine, whatever the number of trials; other settings, another study."""
+    shared = to_dict(config)
+    del shared["data"]["workers"], shared["train"]["device"]
+    if config.data.name not in ("folder", "embeddings"):  # elsewhere the root says where the data is, not what it is
+        del shared["data"]["root"]
+    for setting in axes:
+        section, _, name = setting.partition(".")
+        del shared[section][name]
+    content = json.dumps([shared, {name: repr(axis) for name, axis in axes.items()}], sort_keys=True)
+    return f"{config.recipe}-{hashlib.sha256(content.encode()).hexdigest()[:10]}"
+
+
+def _open_study(name: str, storage: str, folder: Path, sampler: BaseSampler, pruner: BasePruner) -> optuna.Study:
+    try:
+        return optuna.create_study(
+            storage=_open_storage(storage, folder / "studies.journal"),
+            sampler=sampler,
+            pruner=pruner,
+            study_name=name,
+            direction="maximize",
+            load_if_exists=True,
+        )
+    except (ImportError, OSError, RuntimeError, ValueError, SQLAlchemyError) as wrong:
+        raise ShortlistError(f"storage cannot be used: {wrong}") from wrong
+
+
+def _open_storage(storage: str, default: Path) -> BaseStorage:
+    if "://" in storage:
+        return _open_database(storage)
+    path = Path(storage) if storage else default
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return JournalStorage(JournalFileBackend(str(path)))
+
+
+def _open_database(url: str) -> BaseStorage:
+    if not url.startswith("sqlite"):
+        return _with_tables(url, {})
+    storage = _with_tables(url, {"connect_args": {"timeout": 60}})
+    # SQLite would lock at the first write of a transaction only: two processes could both read that a trial waits, and
+    # both take it.
+    storage.engine.dispose()
+    event.listen(storage.engine, "connect", lambda connection, _: setattr(connection, "isolation_level", None))
+    event.listen(storage.engine, "begin", lambda connection: connection.exec_driver_sql("BEGIN IMMEDIATE"))
+    return storage
+
+
+def _with_tables(url: str, options: dict[str, Any]) -> RDBStorage:
+    # Of processes that create the tables at the same moment all but one fail; soon after, all of them find the tables.
+    for pause in (0.2, 1.0, 3.0):
+        with suppress(DBAPIError, RuntimeError):
+            return RDBStorage(url, engine_kwargs=options)
+        time.sleep(pause)
+    return RDBStorage(url, engine_kwargs=options)
+
+
+def _living(study: optuna.Study) -> list[FrozenTrial]:
+    return [trial for trial in study.get_trials(deepcopy=False) if trial.state != TrialState.FAIL]
+
+
+def _settings(trial: FrozenTrial) -> Settings:
+    """Of a trial that waits, too, which has no parameters yet."""
+    settings: Settings = trial.user_attrs.get(_SETTINGS, trial.params)
+    return settings
+
+
+def _write_findings(study: optuna.Study, config: RunConfig, axes: Mapping[str, Axis], path: Path) -> Findings:
+    records = tuple(
+        TrialRecord(
+            number=trial.number,
+            state=trial.state.name.lower(),
+            value=trial.value,
+            settings=_settings(trial),
+            epochs=len(trial.intermediate_values),
+            folder=default_folder(configured(config, _settings(trial))),
+            worker=trial.user_attrs.get(_WORKER, ""),
+            note=trial.user_attrs.get(_NOTE, ""),
+        )
+        for trial in _living(study)
+        if len(_settings(trial)) == len(axes)  # another process may be about to give it some
+    )
+    findings = Findings(config, tuple(axes), records, path)
+    write_file(path, findings.csv_text().encode())
+    return findings
+
+
+def _host() -> str:
+    return f"{platform.node()}-"
+
+
+@contextmanager
+def _at_work(workers: Path) -> Iterator[str]:
+    """A name for this process, and a file of that name that stays locked for as long as it lives, however it dies."""
+    workers.mkdir(parents=True, exist_ok=True)
+    path = workers / f"{_host()}{os.getpid()}-{secrets.token_hex(4)}"
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        try:
+            yield path.name
+        finally:
+            path.unlink()
+
+
+def _is_alive(worker: Path) -> bool | None:
+    """Whether the process that has this file lives; None if there is no such file."""
+    with suppress(FileNotFoundError), worker.open() as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            return True
+        return False
+    return None

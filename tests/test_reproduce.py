@@ -1,0 +1,437 @@
+"""The paper's tables from one command each: on tiny data here, with the code of the real runs."""
+
+import csv
+import dataclasses
+import math
+import shutil
+import signal
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from scipy import stats
+from torch import nn
+
+import shortlist as sl
+from shortlist import cli, recipes
+from shortlist.config import to_dict
+from shortlist.reproduce.document import BEGIN, END, write_reproduction
+from shortlist.reproduce.experiment import Cell, Experiment
+from shortlist.reproduce.figures import FIGURES
+from shortlist.reproduce.gradients import COUNTS, CountingLoss
+from shortlist.reproduce.published import published
+from shortlist.reproduce.registry import COLUMN_NAMES, EXPERIMENTS
+from shortlist.reproduce.results import (
+    COLUMNS,
+    Result,
+    measured,
+    read_results,
+    results_file,
+    update_results,
+    write_results,
+)
+from shortlist.reproduce.running import reproduce
+from shortlist.reproduce.tables import comparison, interval_half_width, latest_setups
+from shortlist.runs import RunFolder
+from shortlist.training import Interrupted, Trainer
+
+ROOT = Path(__file__).parent.parent
+SMALL = replace(EXPERIMENTS["imagenet"], cells=EXPERIMENTS["imagenet"].cells[:3])
+
+
+@dataclasses.dataclass(frozen=True)
+class Place:
+    """Where runs and results go."""
+
+    folder: Path
+
+    @property
+    def runs_root(self) -> Path:
+        return self.folder / "runs"
+
+    @property
+    def results(self) -> Path:
+        return self.folder / "results"
+
+    def run(self, experiment: Experiment, **options: Any) -> tuple[list[Result], list[str]]:
+        settings: dict[str, Any] = {"scale": "smoke", "quiet": True} | options
+        return reproduce(experiment, runs_root=self.runs_root, results=self.results, **settings)
+
+    def finished(self) -> dict[str, int]:
+        """When each result was written."""
+        found = self.runs_root.rglob("final.json")
+        return {path.parent.relative_to(self.runs_root).as_posix(): path.stat().st_mtime_ns for path in found}
+
+    def command(self, *arguments: str) -> list[str]:
+        return [*arguments, "--runs-root", str(self.runs_root), "--results", str(self.results)]
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Place:
+    return Place(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def everything(tmp_path_factory: pytest.TempPathFactory) -> Place:
+    """Runs that the experiments may share, as they do in reality."""
+    return Place(tmp_path_factory.mktemp("everything"))
+
+
+# Every name
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_every_table_comes_from_its_name(name: str, everything: Place, capsys: pytest.CaptureFixture[str]) -> None:
+    experiment = EXPERIMENTS[name]
+    cli.reproduce([name, "--scale", "smoke", *everything.command()])
+    shown = capsys.readouterr().out
+    assert experiment.title in shown
+    assert all(COLUMN_NAMES.get(column, column) in shown for column in experiment.columns)
+    results = read_results(results_file(everything.results, experiment, "smoke"))
+    assert {(each.row, each.column) for each in results} == {(cell.row, cell.column) for cell in experiment.cells}
+    assert {each.metric for each in results} == set(experiment.metrics)
+    assert all(math.isfinite(each.value) for each in results)
+    for result in results:
+        run = RunFolder(everything.runs_root / result.run)
+        assert result.value == measured(run, result.metric, result.K), "a cell can be traced to its run"
+        config = run.config
+        (cell,) = (cell for cell in experiment.cells if (cell.row, cell.column) == (result.row, result.column))
+        assert config == replace(experiment.config(cell, "smoke", everything.runs_root), seed=result.seed)
+        assert run.path.name == f"{config.key()}-s{result.seed}"
+        assert (result.recipe, result.epochs) == (config.recipe, config.train.epochs)
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_every_figure_comes_from_its_name(name: str, everything: Place, capsys: pytest.CaptureFixture[str]) -> None:
+    cli.reproduce([name, "--scale", "smoke", *everything.command()])
+    files = [Path(line) for line in capsys.readouterr().out.split()]
+    assert {path.suffix for path in files} >= {".png", ".svg"}
+    assert all(path.is_file() and path.is_relative_to(everything.results / "smoke") for path in files)
+
+
+def test_without_a_name_all_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    cli.reproduce([])
+    listed = capsys.readouterr().out
+    assert all(f"  {name} " in listed for name in [*EXPERIMENTS, *FIGURES])
+    with pytest.raises(sl.ShortlistError, match="'imagenett': perhaps imagenet"):
+        cli.reproduce(["imagenett"])
+    with pytest.raises(sl.ShortlistError, match="name a table or figure"):
+        cli.reproduce(["--scale", "smoke"])
+
+
+def test_the_program_writes_to_its_folder_by_default(place: Place) -> None:
+    command = [sys.executable, "-m", "shortlist", "reproduce", "imagenet", "--scale", "smoke", "--only", "5/noised"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120, cwd=place.folder)
+    assert done.returncode == 0, done.stderr
+    assert "imagenet 5/noised, seed 0" in done.stderr
+    assert "90.52" in done.stdout, "the paper's number stands beside ours"
+    assert (place.folder / "results/smoke/imagenet.csv").is_file()
+    assert len(place.finished()) == 1
+
+
+@pytest.mark.parametrize("scale", ["short", "paper"])
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_every_cell_has_a_full_configuration(name: str, scale: Any) -> None:
+    experiment = EXPERIMENTS[name]
+    assert len({(cell.row, cell.column) for cell in experiment.cells}) == len(experiment.cells)
+    for cell in experiment.cells:
+        config = experiment.config(cell, scale, Path())
+        assert config.train.precision == "bf16-mixed"
+        assert config.data.root == ""
+        full = experiment.paper_epochs or recipes.build(cell.recipe).train.epochs
+        assert config.train.epochs == (experiment.short_epochs if scale == "short" else full)
+
+
+# Runs
+
+
+def test_finished_runs_are_not_repeated(place: Place) -> None:
+    said: list[str] = []
+    first, _ = place.run(SMALL)
+    before = place.finished()
+    assert len(before) == 3
+    again, _ = place.run(SMALL, say=said.append)
+    assert again == first
+    assert place.finished() == before
+    assert sum("finished before" in line for line in said) == 3
+    more, _ = place.run(SMALL, seeds=2)
+    assert len(place.finished()) == 6
+    assert before.items() <= place.finished().items()
+    assert {each.seed for each in more} == {0, 1}
+
+
+def test_a_run_is_found_by_its_configuration_and_not_by_the_name_of_its_folder(place: Place) -> None:
+    place.run(SMALL, only=["1/noised"])
+    (folder,) = place.runs_root.rglob("*-s0")
+    folder.rename(folder.with_name("0123456789-s0"))
+    place.run(SMALL, only=["1/noised"])
+    assert [Path(run).name for run in place.finished()] == ["0123456789-s0"]
+
+
+def interrupt_in(monkeypatch: pytest.MonkeyPatch, step: int) -> None:
+    """SIGINT in this training step, counted over all runs."""
+    original, left = Trainer._step, step
+
+    def counted(self: Trainer, *arguments: Any) -> int:
+        nonlocal left
+        left -= 1
+        if left == 0:
+            signal.raise_signal(signal.SIGINT)
+        return original(self, *arguments)
+
+    monkeypatch.setattr(Trainer, "_step", counted)
+
+
+def test_an_interrupted_set_goes_on_where_it_stopped(
+    place: Place, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    with monkeypatch.context() as patch:
+        interrupt_in(patch, step=10)  # within the second run
+        with pytest.raises(Interrupted, match="the same command goes on"):
+            place.run(SMALL)
+    before = place.finished()
+    assert len(before) == 1
+    assert len(list(place.runs_root.rglob("config.json"))) == 2
+    assert len(read_results(results_file(place.results, SMALL, "smoke"))) == 1, "what has finished is kept"
+    results, failures = place.run(SMALL)
+    assert not failures
+    assert before.items() <= place.finished().items()
+    undisturbed, _ = Place(tmp_path_factory.mktemp("undisturbed")).run(SMALL)
+    assert [each.value for each in results] == [each.value for each in undisturbed]
+
+
+def test_gradients_are_counted_over_an_interruption(
+    place: Place, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    experiment, only = EXPERIMENTS["gradient-sparsity"], ["0.1/noised"]
+    with monkeypatch.context() as patch:
+        interrupt_in(patch, step=2)
+        with pytest.raises(Interrupted):
+            place.run(experiment, only=only)
+    (result,), _ = place.run(experiment, only=only)
+    (undisturbed,), _ = Place(tmp_path_factory.mktemp("undisturbed")).run(experiment, only=only)
+    assert result.value == undisturbed.value
+    run = RunFolder(place.runs_root / result.run)
+    assert run.read_json(COUNTS)["images"] == sum(run.read_json("classes.json")["train_images"])
+    assert 0 < result.value <= 4, "the label and at most B = 3 others"
+
+
+def test_gradients_are_counted_coordinate_by_coordinate() -> None:
+    scores, target = torch.randn(6, 10, requires_grad=True), torch.arange(6)
+    loss = CountingLoss(nn.CrossEntropyLoss())
+    value = loss(scores, target)
+    assert torch.equal(value, nn.functional.cross_entropy(scores, target))
+    value.backward()
+    assert (int(loss.nonzero), loss.images) == (60, 6)
+    hard = CountingLoss(sl.TopKHinge(3))
+    hard(torch.where(target.unsqueeze(1) == torch.arange(10), 0.0, scores + 5), target).backward()
+    assert (int(hard.nonzero), hard.images) == (12, 6)
+
+
+def test_a_run_that_fails_does_not_stop_the_others(place: Place) -> None:
+    broken = replace(SMALL, cells=[Cell("1", "smooth", 1, "no_such_recipe"), *SMALL.cells[:1]])
+    results, failures = place.run(broken)
+    assert [each.column for each in results] == ["cross_entropy"]
+    (message,) = failures
+    assert "1 of 2 runs failed (1/smooth, seed 0)" in message
+    assert "there is no recipe 'no_such_recipe'" in message
+
+
+def test_data_that_is_missing_is_said_once_with_what_to_do(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SHORTLIST_DATA", str(place.folder / "nothing"))
+    results, failures = place.run(EXPERIMENTS["cifar100-top5"], scale="short", only=["0.4"])
+    assert results == []
+    assert len(failures) == 2
+    assert "3 of 3 runs failed" in failures[0]
+    assert "shortlist datasets cifar100 --download" in failures[1]
+    assert not place.results.exists()
+    with pytest.raises(sl.ShortlistError, match="nothing of imagenet could run"):
+        cli.reproduce(["imagenet", "--only", "1/noised", *place.command()])
+
+
+def test_patterns_choose_rows_and_columns(place: Place) -> None:
+    experiment = EXPERIMENTS["cifar100-top5"]
+    assert [cell.label for cell in experiment.selected(["0.4/noised", "0.4/cross*"])] == [
+        "0.4/cross_entropy",
+        "0.4/noised",
+    ]
+    assert {cell.row for cell in experiment.selected(["smooth"])} == set(experiment.rows)
+    with pytest.raises(sl.ShortlistError, match=r"its rows are 0\.0, 0\.1"):
+        place.run(experiment, only=["0.5"])
+    with pytest.raises(sl.ShortlistError, match="--seeds must be at least 1"):
+        place.run(experiment, seeds=0)
+
+
+# Results
+
+
+def test_results_of_runs_that_are_elsewhere_are_kept(place: Place) -> None:
+    results, _ = place.run(SMALL)
+    path = results_file(place.results, SMALL, "smoke")
+    written = path.read_bytes()
+    shutil.rmtree(place.runs_root / results[0].run)
+    assert update_results(SMALL, "smoke", place.runs_root, place.results) == results
+    assert path.read_bytes() == written
+    assert tuple(next(csv.reader(path.read_text().splitlines()))) == COLUMNS
+
+
+def test_scales_of_the_same_length_share_their_runs(place: Place) -> None:
+    experiment = EXPERIMENTS["gradient-sparsity"]
+    (result,), _ = place.run(experiment, only=["0.1/noised"])
+    (cell,) = experiment.selected(["0.1/noised"])
+    config = experiment.config(cell, "short", place.runs_root)
+    assert config == experiment.config(cell, "paper", place.runs_root)
+    RunFolder(place.runs_root / result.run).write_json("config.json", to_dict(config))
+    (real,) = update_results(experiment, "short", place.runs_root, place.results)
+    assert (real.scale, real.value) == ("paper", result.value)
+    assert read_results(place.results / "gradient-sparsity.csv") == [real]
+
+
+def test_a_damaged_file_of_results_is_not_overwritten(place: Place) -> None:
+    place.run(SMALL, only=["1/noised"])
+    path = results_file(place.results, SMALL, "smoke")
+    damaged = path.read_text().replace("test_micro,1,", "test_micro,one,")
+    path.write_text(damaged)
+    with pytest.raises(sl.ShortlistError, match="line 2 is damaged"):
+        place.run(SMALL)
+    assert path.read_text() == damaged
+
+
+def made_up(value: float, **fields: Any) -> Result:
+    usual: dict[str, Any] = {
+        "recipe": "cifar100_table4_noised_p40",
+        "experiment": "cifar100-top5",
+        "row": "0.4",
+        "column": "noised",
+        "scale": "short",
+        "epochs": 100,
+        "seed": 0,
+        "metric": "test_micro",
+        "K": 5,
+        "commit": "0123456789",
+        "gpu": "Made-up GPU",
+        "date": "2026-01-01T00:00:00+00:00",
+    }
+    key = fields.pop("key", "aaaaaaaaaa")
+    known = usual | fields
+    return Result(**known, value=value, run=f"{known['recipe']}/{key}-s{known['seed']}")
+
+
+def test_configurations_of_a_cell_are_not_mixed() -> None:
+    old = [made_up(1.0, seed=seed) for seed in range(3)]
+    new = made_up(2.0, key="bbbbbbbbbb", date="2026-01-02T00:00:00+00:00")
+    elsewhere = made_up(3.0, epochs=300)
+    assert latest_setups([*old, new, elsewhere]) == [new, elsewhere]
+
+
+@pytest.mark.parametrize("count", [2, 3, 4, 10, 11, 30])
+def test_intervals_are_those_of_student(count: int) -> None:
+    values = torch.randn(count, dtype=torch.float64).tolist()
+    low, high = stats.t.interval(0.95, count - 1, loc=0, scale=stats.sem(values))
+    assert interval_half_width(values) == pytest.approx((high - low) / 2, rel=1e-3)
+
+
+def test_a_table_has_a_line_for_each_length() -> None:
+    experiment = EXPERIMENTS["cifar100-top5"]
+    results = [made_up(85.0), made_up(86.0, seed=1), made_up(88.0, scale="paper", epochs=300)]
+    results.append(made_up(79.0, column="cross_entropy", recipe="cifar100_table4_cross_entropy_p40"))
+    lines = [line for line in comparison(experiment, results) if line.row == "0.4"]
+    assert [line.source for line in lines] == ["paper, 300 epochs", "ours, 100 epochs", "ours, 300 epochs"]
+    assert [line.seeds for line in lines] == ["4", "1 to 2", "1"]
+    shown = [[value.replace("\N{NO-BREAK SPACE}", " ") for value in line.values] for line in lines]
+    assert shown == [["83.6 ± 0.2", "87.4 ± 0.1", "87.8 ± 0.6"], ["79.0", "", "85.5 ± 6.4"], ["", "", "88.0"]]
+
+
+# The document
+
+
+def new_docs(folder: Path) -> Path:
+    folder.mkdir()
+    (folder / "reproduction.md").write_text(f"# Again\n\nBefore.\n\n{BEGIN}\noutdated\n{END}\n\nAfter.\n")
+    return folder
+
+
+def test_the_document_is_rebuilt_exactly_from_the_files(tmp_path: Path) -> None:
+    results = tmp_path / "results"
+    numbers = [made_up(85.25), made_up(86.5, seed=1)]
+    write_results(results / "cifar100-top5.csv", numbers)
+    assert read_results(results / "cifar100-top5.csv") == numbers
+    first, second = new_docs(tmp_path / "first"), new_docs(tmp_path / "second")
+    page = write_reproduction(results, first).read_text()
+    assert page.startswith(f"# Again\n\nBefore.\n\n{BEGIN}\n")
+    assert page.endswith(f"{END}\n\nAfter.\n")
+    assert "outdated" not in page
+    assert "| 0.4 | ours, 100 epochs | 2 |  |  | 85.9\N{NO-BREAK SPACE}±\N{NO-BREAK SPACE}7.9 |" in page
+    assert "| 0.3 | ours, 100 epochs |  |  |  |  |" in page, "what nobody ran is empty"
+    assert "Run 2026-01-01 on Made-up GPU, commit 0123456789." in page
+    write_reproduction(results, first)
+    write_reproduction(results, second)
+    assert (first / "reproduction.md").read_text() == (second / "reproduction.md").read_text() == page
+
+
+def test_the_document_can_be_made_without_results(tmp_path: Path) -> None:
+    page = write_reproduction(tmp_path / "nowhere", new_docs(tmp_path / "docs")).read_text()
+    assert page.count("Nobody has run it yet.") == len(EXPERIMENTS)
+    assert all(f"`shortlist reproduce {name}`" in page for name in EXPERIMENTS)
+    ours = [line for line in page.splitlines() if "| ours |" in line]
+    assert ours
+    assert all(not cell.strip() for line in ours for cell in line.split("|")[3:])
+
+
+def test_a_document_without_marks_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "reproduction.md").write_text("mine")
+    with pytest.raises(sl.ShortlistError, match="must hold the lines"):
+        write_reproduction(tmp_path / "results", tmp_path)
+    assert (tmp_path / "reproduction.md").read_text() == "mine"
+
+
+def test_the_published_document_is_that_of_the_published_results(tmp_path: Path) -> None:
+    docs = tmp_path / "docs"
+    docs.mkdir()
+    shutil.copy(ROOT / "docs/reproduction.md", docs)
+    if (ROOT / "docs/reproduction").is_dir():
+        shutil.copytree(ROOT / "docs/reproduction", docs / "reproduction")
+    page = write_reproduction(ROOT / "results", docs).read_text()
+    assert page == (ROOT / "docs/reproduction.md").read_text(), "shortlist reproduce --document"
+
+
+# The paper's numbers
+
+
+@pytest.mark.parametrize(
+    ("source", "row", "column", "metric", "value", "interval"),
+    [
+        ("tab:tab-epsilon", "noised", "0.001", "val_micro", "11.4", ""),
+        ("tab:tab-B", "noised", "50", "val_micro", "94.64", ""),
+        ("fig:epoch-time", "5", "smooth", "epoch_seconds", "81", ""),
+        ("table:cifar100-top5-acc", "0.1", "smooth", "test_micro", "92.2", "0.3"),
+        ("table:cifar100-top5-acc", "0.4", "noised", "test_micro", "87.8", "0.6"),
+        ("table:cifar100-acc", "0.0", "cross_entropy", "test_micro", "76.6", "0.1"),
+        ("table:plantnet-300k", "5", "imbalanced", "test_macro", "73.2", "0.5"),
+        ("table:plantnet-300k", "1", "imbalanced", "test_few", "23.9", ""),
+        ("table:plantnet-300k_appendix", "10", "focal", "test_micro", "97.7", "0.0"),
+        ("table:imagenet-lt", "1", "ldam", "test_micro", "39.3", "0.2"),
+        ("table:imagenet-lt", "3", "smooth", "test_few", "0.0", ""),
+        ("table:imagenet-appendix", "5", "smooth", "test_micro", "90.71", "0.06"),
+    ],
+)
+def test_the_paper_says_so(source: str, row: str, column: str, metric: str, value: str, interval: str) -> None:
+    number = published()[source, row, column, metric]
+    assert (number.value, number.interval) == (value, interval)
+
+
+def test_every_number_of_the_paper_has_its_place() -> None:
+    places = {
+        (experiment.source, cell.row, cell.column, metric): cell.k
+        for experiment in EXPERIMENTS.values()
+        for cell in experiment.cells
+        for metric in experiment.metrics
+    }
+    assert {key: int(number.K) for key, number in published().items()}.items() <= places.items()
+    for number in published().values():
+        assert 0 <= float(number.value) <= 100
+        assert 0 <= float(number.interval or 0) < 1

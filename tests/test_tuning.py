@@ -1,0 +1,375 @@
+"""Studies: finished, broken off, shared; and blind to the test images.
+
+``python -m tests.test_tuning CONFIG`` lets three processes at once, one of which gets killed, work at one study.
+"""
+
+import csv
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from shortlist import ShortlistError, cli, recipes, tuning
+from shortlist.config import LossConfig, RunConfig, from_dict, to_dict
+from shortlist.data.tensors import TensorSplit
+from shortlist.runs import RunFolder
+from shortlist.training import Interrupted, Trainer
+from shortlist.tuning import Findings, Range, command_line, configured, grid_points, search_axes, tune
+from tests.small_runs import small_config, write_embeddings
+
+EPOCHS = 2
+TEMPERATURES = [0.25, 0.5, 1.0, 2.0]
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_embeddings(tmp_path_factory.mktemp("data") / "points.npz", images=200)
+
+
+@pytest.fixture
+def config(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunConfig:
+    """A small run, with a paper's grid of two trials, in a folder of its own."""
+    monkeypatch.chdir(tmp_path)
+    small = small_config(data, recipe="embeddings", loss=LossConfig(name="smooth_topk_hinge", k=3))
+    return replace(small, train=replace(small.train, epochs=EPOCHS, batch_size=64))
+
+
+@pytest.fixture
+def small_arguments(data: Path) -> list[str]:
+    settings = f"--model.head linear --loss.name smooth_topk_hinge --loss.k 3 --train.epochs {EPOCHS}"
+    settings += " --train.batch-size 64 --train.ks 1 3 --train.device cpu"
+    return ["embeddings", "--data.root", str(data), *settings.split()]
+
+
+def rows_of(path: Path) -> list[dict[str, str]]:
+    return list(csv.DictReader(path.read_text().splitlines()))
+
+
+@pytest.fixture
+def epochs_begun(monkeypatch: pytest.MonkeyPatch) -> list[tuple[float, int]]:
+    """The temperature and the epoch, each time that one is trained."""
+    begun = []
+    original: Any = Trainer._train_epoch
+
+    def noted(self: Trainer, stop: Any) -> Any:
+        begun.append((self.config.loss.tau, self.at.epoch))
+        return original(self, stop)
+
+    monkeypatch.setattr(Trainer, "_train_epoch", noted)
+    return begun
+
+
+def outcome(findings: Findings) -> list[tuple[str, float | None, dict[str, float]]]:
+    return [(trial.state, trial.value, dict(trial.settings)) for trial in findings.trials]
+
+
+# What is searched
+
+
+def test_the_papers_grids_are_these() -> None:
+    margins = (0.2, 0.3, 0.4, 0.5)
+    assert {
+        "focal": {"loss.gamma": (0.5, 1.0, 2.0, 5.0)},
+        "smooth_topk_hinge": {"loss.tau": (0.1, 1.0)},
+        "ldam": {"loss.max_margin": margins},
+        "imbalanced_noised_topk_hinge": {"loss.max_margin": margins, "loss.epsilon": (0.01, 0.05, 0.1)},
+    } == tuning.PAPER_GRIDS
+    assert len(grid_points(search_axes(recipes.build("plantnet_table5_imbalanced_k5")))) == 12
+
+
+@pytest.mark.parametrize("loss", tuning.PAPER_GRIDS)
+def test_the_ranges_contain_the_papers_grid(loss: Any) -> None:
+    for name, values in tuning.PAPER_GRIDS[loss].items():
+        span = tuning.RANGES[loss][name]
+        assert span.low <= min(values) < max(values) <= span.high
+
+
+def test_given_values_join_or_replace_the_grid_and_span_what_is_sampled() -> None:
+    ldam = recipes.build("plantnet_table5_ldam_k5")
+    assert search_axes(ldam, search=["loss.max-margin=0.1", "optim.lr=0.01,0.1"]) == {
+        "loss.max_margin": (0.1,),
+        "optim.lr": (0.01, 0.1),
+    }
+    assert search_axes(ldam, "given", ["loss.scale=30,50"]) == {"loss.scale": (30, 50)}
+    assert search_axes(ldam, "none", ["loss.scale=40", "optim.lr=0.1,0.01,0.03"]) == {
+        "loss.max_margin": Range(0.0, 0.8),
+        "loss.scale": (40,),
+        "optim.lr": Range(0.01, 0.1, log=True),
+    }
+
+
+def test_the_command_line_tells_all_that_differs_from_the_recipe() -> None:
+    recipe = recipes.build("cifar100_table4_noised_p00")
+    changed = configured(recipe, {"loss.epsilon": 0.5, "loss.n_samples": float("inf")})
+    changed = replace(
+        changed,
+        seed=3,
+        data=replace(changed.data, root="my data"),
+        optim=replace(changed.optim, milestones=()),
+        train=replace(changed.train, cuda_graph=False, compile=True),
+    )
+    assert command_line(changed) == (
+        "shortlist train cifar100_table4_noised_p00 --seed 3 --data.root 'my data' --loss.epsilon 0.5 "
+        "--loss.n-samples inf --optim.milestones --train.compile --train.no-cuda-graph"
+    )
+
+
+WRONG: list[tuple[dict[str, Any], str]] = [
+    ({"trials": 0}, "trials must be at least 1, got 0"),
+    ({"lost_after": -1.0}, "lost_after must be a finite number of hours >= 0, got -1"),
+    ({"grid": "given"}, "--grid given needs --search"),
+    ({"search": ["loss.scael=3"]}, "search must name a number among the settings, .* got 'loss.scael=3'"),
+    ({"search": ["loss.name=3"]}, "search must name a number"),
+    ({"search": ["recipe=3"]}, "search must name a number"),
+    ({"search": ["loss.scale"]}, "search must name a number"),
+    ({"search": ["loss.scale=3,x"]}, "search must list numbers, .* got 'loss.scale=3,x'"),
+    ({"search": ["loss.tau=-1,1"]}, r"loss\.tau must be finite and >= 0, got -1"),
+    ({"grid": "none", "search": ["loss.n_samples=2,9"]}, r"loss\.n_samples must be a whole number"),
+    ({"storage": "nosuch://x"}, "storage cannot be used"),
+    ({"storage": "/"}, "storage cannot be used"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "message"), WRONG, ids=lambda value: str(value)[:50])
+def test_a_wrong_argument_is_named_before_any_work(config: RunConfig, arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(ShortlistError, match=message):
+        tune(config, **arguments)
+    assert list(Path().iterdir()) == []
+
+
+def test_losses_without_a_grid_or_without_settings_say_so(config: RunConfig) -> None:
+    plain = replace(config, loss=LossConfig(name="cross_entropy", k=3))
+    with pytest.raises(ShortlistError, match="the paper has no grid for cross_entropy, only for focal, "):
+        tune(plain, grid="paper")
+    with pytest.raises(ShortlistError, match="cross_entropy has no settings to search; name some"):
+        tune(plain)
+
+
+def test_several_ranks_are_told_to_share_a_storage(config: RunConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(ShortlistError, match="start a process for each, all with the same --storage"):
+        tune(config)
+
+
+# How it is searched
+
+
+def test_from_the_command_line_to_the_test_of_the_best(
+    small_arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    typed = [sys.executable, "-m", "shortlist", "tune", *small_arguments, "--csv", "trials.csv"]
+    done = subprocess.run(typed, capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 0, done.stderr
+    *table, _, command = done.stdout.strip().splitlines()
+    rows = rows_of(Path("trials.csv"))
+    assert [(row["loss.tau"], row["state"], row["epochs"]) for row in rows] == [
+        ("0.1", "complete", "2"),
+        ("1.0", "complete", "2"),
+    ]
+    best = max(rows, key=lambda row: float(row["val_macro_top3"]))
+    assert f"{100 * float(best['val_macro_top3']):.2f}%" in table[1]
+    run = RunFolder.existing(best["run"])
+    assert run.config.loss.tau == float(best["loss.tau"])
+    before = run.metrics()
+    assert max(line["val_macro_top3"] for line in before) == float(best["val_macro_top3"])
+    assert not list(Path("runs").rglob("final.json")), "nothing was tested"
+
+    assert command.startswith("shortlist train embeddings ")
+    monkeypatch.setattr(sys, "argv", shlex.split(command))
+    cli.main()
+    assert "test micro_top1" in capsys.readouterr().out
+    assert run.metrics() == before, "nothing was trained again"
+    assert run.read_json("final.json")["val"]["macro_top3"] == float(best["val_macro_top3"])
+
+
+def test_the_test_images_are_never_read(config: RunConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Forbidden(TensorSplit):
+        def batches(self, *arguments: Any) -> Iterator[Any]:
+            raise AssertionError("the test images were read")
+
+        def thumbnail(self, index: int) -> Any:
+            raise AssertionError("the test images were looked at")
+
+    original = Trainer.__init__
+
+    def guarded(self: Trainer, *arguments: Any, **options: Any) -> None:
+        original(self, *arguments, **options)
+        test = self.problem.test
+        assert isinstance(test, TensorSplit)
+        self.problem = replace(self.problem, test=Forbidden(test.inputs, test.labels))
+
+    monkeypatch.setattr(Trainer, "__init__", guarded)
+    assert [trial.state for trial in tune(config).trials] == ["complete"] * 2
+
+
+def test_a_study_that_has_finished_trains_nothing_more(config: RunConfig, epochs_begun: list[Any]) -> None:
+    first = tune(config)
+    assert len(epochs_begun) == 2 * EPOCHS
+    assert outcome(tune(config)) == outcome(first)
+    assert len(epochs_begun) == 2 * EPOCHS
+
+
+def test_another_study_takes_what_runs_there_are(config: RunConfig, epochs_begun: list[Any]) -> None:
+    tune(config)
+    wider = tune(config, search=["loss.tau=0.1,0.5,1"])
+    assert [trial.state for trial in wider.trials] == ["complete"] * 3
+    assert [tau for tau, _ in epochs_begun] == [0.1] * EPOCHS + [1.0] * EPOCHS + [0.5] * EPOCHS
+
+
+@pytest.mark.parametrize(("tau", "epoch"), [(1.0, 0), (0.1, EPOCHS - 1)], ids=["within a trial", "between trials"])
+def test_after_an_interruption_it_goes_on_where_it_stopped(
+    tau: float, epoch: int, config: RunConfig, epochs_begun: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patched:
+        original: Any = Trainer._end_epoch
+
+        def interrupted(self: Trainer) -> None:
+            if (self.config.loss.tau, self.at.epoch) == (tau, epoch):
+                os.kill(os.getpid(), signal.SIGINT)
+            original(self)
+
+        patched.setattr(Trainer, "_end_epoch", interrupted)
+        with pytest.raises(Interrupted, match="the same command goes on"):
+            tune(config, csv_path=Path("trials.csv"))
+    assert [row["state"] for row in rows_of(Path("trials.csv"))] == ["complete", "waiting"]
+    after = tune(config)
+    assert [(trial.state, trial.epochs) for trial in after.trials] == [("complete", EPOCHS)] * 2
+    broken_off = [(1.0, 1)] if tau == 1.0 else []  # after its first step
+    assert epochs_begun == [(0.1, 0), (0.1, 1), (1.0, 0), *broken_off, (1.0, 1)]
+
+
+def test_processes_that_share_a_storage_share_the_trials_and_take_over_those_of_the_dead(
+    config: RunConfig, tmp_path: Path
+) -> None:
+    Path("config.json").write_text(json.dumps(to_dict(config)))
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.test_tuning", str(tmp_path / "config.json")],
+        cwd=Path(__file__).parent.parent,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    for folder in ("journal", "sqlite"):
+        rows = rows_of(Path(folder, "trials.csv"))
+        assert sorted(float(row["loss.tau"]) for row in rows) == TEMPERATURES
+        assert {(row["state"], row["epochs"]) for row in rows} == {("complete", str(EPOCHS))}
+        assert len({row["worker"] for row in rows}) > 1
+        begun = Path(folder, "begun").read_text().splitlines()
+        assert sorted(begun) == sorted(f"{tau} {epoch}" for tau in TEMPERATURES for epoch in range(EPOCHS))
+
+
+def test_a_trial_of_another_machine_is_left_alone_until_it_counts_as_lost(
+    config: RunConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def killed(self: Trainer, stop: Any) -> bool:
+        raise SystemExit  # stands for a death: the trial is not given back
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Trainer, "_train_epoch", killed)
+        patched.setattr(tuning._Search, "_give_back", lambda *_: None)
+        patched.setattr(tuning, "_host", lambda: "elsewhere-")
+        with pytest.raises(SystemExit):
+            tune(config)
+    assert [trial.state for trial in tune(config).trials] == ["running", "complete"]
+    assert [trial.state for trial in tune(config, lost_after=0).trials] == ["complete"] * 2
+
+
+def test_a_loss_that_diverges_ends_its_trial_and_not_the_study(config: RunConfig) -> None:
+    found = tune(config, grid="given", search=["optim.lr=0.05,1e30"])
+    assert [trial.state for trial in found.trials] == ["complete", "pruned"]
+    assert "the loss became" in found.trials[1].note
+
+
+def test_what_is_wrong_with_the_data_ends_the_study_which_goes_on_when_it_is_mended(config: RunConfig) -> None:
+    broken = replace(config, data=replace(config.data, root="later.npz"))
+    with pytest.raises(ShortlistError, match=r"later\.npz is none"):
+        tune(broken)
+    Path("later.npz").symlink_to(config.data.root)
+    assert [trial.state for trial in tune(broken).trials] == ["complete"] * 2
+
+
+def test_samples_depend_on_the_seed_alone_and_not_on_interruptions(config: RunConfig) -> None:
+    noised = replace(config, loss=LossConfig(name="noised_topk_hinge", k=3))
+    at_once = [trial.settings for trial in tune(noised, trials=3, storage="one").trials]
+    for trials in (1, 2, 3):
+        in_steps = [trial.settings for trial in tune(noised, trials=trials, storage="two").trials]
+    assert in_steps == at_once
+    assert len({settings["loss.epsilon"] for settings in at_once}) == 3
+    other = tune(replace(noised, seed=1), trials=1).trials[0]
+    assert other.settings != at_once[0]
+
+
+def test_settings_of_a_sample_are_drawn_independently(config: RunConfig) -> None:
+    found = tune(config, grid="none", search=["loss.tau=1,2", "optim.lr=1,2", "optim.weight_decay=1,2"], trials=1)
+    assert len(set(found.trials[0].settings.values())) == 3
+
+
+def test_pruning_ends_what_is_worse_than_the_median(config: RunConfig, epochs_begun: list[Any]) -> None:
+    longer = replace(config, train=replace(config.train, epochs=4))
+    rates = "optim.lr=0.05,0.04,0.03,0.02,0"  # the last cannot learn
+    found = tune(longer, grid="given", search=[rates], prune=True)
+    assert [trial.state for trial in found.trials] == ["complete"] * 4 + ["pruned"]
+    assert found.trials[-1].note == "pruned after epoch 2"
+    assert found.ranking[-1].number < 4
+    assert len(epochs_begun) == 4 * 4 + 2
+
+
+def _work_together(config: RunConfig, storage: str) -> None:
+    """Three processes that start at the same moment; one dies in its first trial, before the others end theirs."""
+    original_train, original_end = Trainer._train_epoch, Trainer._end_epoch
+    search, dead = ["loss.tau=" + ",".join(map(str, TEMPERATURES))], Path("dead")
+
+    def train_and_note(self: Trainer, stop: Any) -> bool:
+        with Path("begun").open("a") as file:
+            file.write(f"{self.config.loss.tau} {self.at.epoch}\n")
+        return original_train(self, stop)
+
+    def end_and_die(self: Trainer) -> None:
+        original_end(self)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def wait_and_end(self: Trainer) -> None:
+        while not dead.exists():
+            time.sleep(0.01)
+        original_end(self)
+
+    def child(end_epoch: Any) -> int:
+        # Forking before torch has started any thread is safe, and saves an import for each process.
+        pid = os.fork()
+        if pid == 0:
+            Trainer._train_epoch, Trainer._end_epoch = train_and_note, end_epoch  # type: ignore[method-assign]
+            tune(config, search=search, storage=storage, csv_path=Path("trials.csv"))
+            os._exit(0)
+        return pid
+
+    doomed, *others = [child(end_epoch) for end_epoch in (end_and_die, wait_and_end, wait_and_end)]
+    ends = [os.waitpid(doomed, 0)[1]]
+    dead.touch()
+    ends += [os.waitpid(pid, 0)[1] for pid in others]
+    assert [os.waitstatus_to_exitcode(end) for end in ends] == [-signal.SIGKILL, 0, 0]
+
+
+def _main(file: Path) -> None:
+    torch.set_num_threads(1)  # three processes fill the cores
+    config = from_dict(json.loads(file.read_text()))
+    for name, storage in (("journal", "study"), ("sqlite", "sqlite:///study.db")):
+        (file.parent / name).mkdir()
+        os.chdir(file.parent / name)
+        _work_together(config, storage)
+
+
+if __name__ == "__main__":
+    _main(Path(sys.argv[1]))
