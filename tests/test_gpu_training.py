@@ -207,7 +207,7 @@ def test_steps_of_a_run_do_not_wait_for_the_gpu(data: Path, tmp_path: Path) -> N
     from shortlist.runs import RunFolder
 
     config = config_for(data)
-    trainer = training.Trainer(config, training._fabric(config), RunFolder(tmp_path), quiet=True)
+    trainer = training.Trainer(config, training.make_fabric(config), RunFolder(tmp_path), quiet=True)
     steps = trainer.problem.train.batches([part for (part,) in trainer._plan(0)], trainer.fabric.device, 0)
     trainer._step(steps, 0, 0)
     with waits_are_errors():
@@ -223,6 +223,6 @@ def test_where_it_cannot_be_captured_a_run_goes_step_by_step(data: Path, tmp_pat
     from shortlist.runs import RunFolder
 
     for config, captured in ((config_for(data), True), (config_for(data, **settings), False)):
-        trainer = training.Trainer(config, training._fabric(config), RunFolder(tmp_path), quiet=True)
+        trainer = training.Trainer(config, training.make_fabric(config), RunFolder(tmp_path), quiet=True)
         assert isinstance(trainer.update, CapturedStep) == captured
     assert len(train_losses(config, tmp_path / "run")) == 3

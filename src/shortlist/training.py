@@ -46,6 +46,10 @@ class Interrupted(KeyboardInterrupt):
     """Training was stopped from outside; the checkpoint is written."""
 
 
+class DivergedError(ShortlistError):
+    """The loss is not finite any more."""
+
+
 @dataclass
 class Position:
     """How far a run has come: all that resuming needs beside weights and optimiser."""
@@ -76,20 +80,33 @@ def train(config: RunConfig, *, folder: Path | None = None, resume: bool = False
         ShortlistError: Bad data or settings, a folder that is taken, a loss that is not finite, a full disk.
         Interrupted: SIGINT or SIGTERM came; a checkpoint was written.
     """
-    fabric = _fabric(config)
+    fabric = make_fabric(config)
     run = RunFolder(folder or default_folder(config))
     trainer = Trainer(config, fabric, run, quiet=quiet)  # before the folder is made: bad data should leave none
     with run.claim(config, resume=resume) if fabric.is_global_zero else nullcontext():
         fabric.barrier()
-        trainer.run()
+        trainer.fit()
+        trainer.test()
     return run
 
 
 class Trainer:
     """One run in this process: one rank of it, where there are several."""
 
-    def __init__(self, config: RunConfig, fabric: lightning_fabric.Fabric, run: RunFolder, *, quiet: bool) -> None:
+    def __init__(
+        self,
+        config: RunConfig,
+        fabric: lightning_fabric.Fabric,
+        run: RunFolder,
+        *,
+        quiet: bool,
+        after_epoch: Callable[[], None] = lambda: None,
+    ) -> None:
         self.config, self.fabric, self.folder = config, fabric, run
+        self.after_epoch = after_epoch
+        """Called when an epoch is on disk; what it raises ends the training."""
+        self.stop_asked = False
+        """Whether a stop was asked for when no step was left in which to obey."""
         self.writes = fabric.is_global_zero
         self.problem: Problem = load_problem(config.data)
         torch.manual_seed(mix_seed(config.seed, _INIT))
@@ -138,20 +155,26 @@ class Trainer:
         alone = self.fabric.device.type == "cuda" and self.fabric.world_size == 1
         return train.cuda_graph and alike and alone and not self._scales_gradients
 
-    def run(self) -> None:
+    def fit(self) -> None:
+        """Train to the last epoch, from the first or from where the folder's checkpoint was left."""
         self._begin_or_resume()
         try:
             with self.progress, _stop_requests() as stop:
                 while self.at.epoch < self.config.train.epochs:
                     stopped = self._train_epoch(stop)
                     self._end_epoch()
+                    self.after_epoch()
                     if stopped and self.at.epoch < self.config.train.epochs:
                         raise Interrupted(f"stopped after epoch {self.at.epoch}; add --resume to go on")
+                self.stop_asked = stop.requested(self.fabric, self.at.step, last=True)
         finally:
             if self.events is not None:
                 self.events.close()
+
+    def test(self) -> None:
+        """Judge the best weights on the test images, and write the result."""
         self.progress.say(f"testing the weights of epoch {self.at.best_epoch + 1}")
-        self._finish()
+        self._write_result()
         self.fabric.barrier()  # nobody reads the result before it is there
 
     def _begin_or_resume(self) -> None:
@@ -271,7 +294,7 @@ class Trainer:
     def _finite_loss_sum(self) -> float:
         value = self.loss_sum.item()
         if value - value != 0:
-            raise ShortlistError(
+            raise DivergedError(
                 f"the loss became {value} in epoch {self.at.epoch + 1}, at or before step {self.at.step}: "
                 "try a lower optim.lr, optim.warmup_epochs or optim.clip_norm"
             )
@@ -344,7 +367,7 @@ class Trainer:
                 self.events.add_scalar(name, value, line["epoch"])
         self.events.flush()
 
-    def _finish(self) -> None:
+    def _write_result(self) -> None:
         self.plain_model.load_state_dict(self.folder.load_best())
         test = self._evaluate("test")
         skipped = self._sum_over_ranks(len(self.problem.train.skipped))
@@ -418,7 +441,7 @@ def _optimizer(config: OptimConfig, model: nn.Module, *, fused: bool) -> Optimiz
     return SGD(model.parameters(), momentum=config.momentum, nesterov=config.momentum > 0, **options)
 
 
-def _fabric(config: RunConfig) -> lightning_fabric.Fabric:
+def make_fabric(config: RunConfig) -> lightning_fabric.Fabric:
     """One device, or those that torchrun's variables speak of."""
     world_size = int(os.environ.get("WORLD_SIZE", "1"))
     local_size = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))

@@ -48,7 +48,7 @@ from shortlist.config import LossName, RunConfig, to_dict
 from shortlist.data.splits import mix_seed
 from shortlist.errors import ShortlistError
 from shortlist.runs import RunFolder, default_folder, write_file
-from shortlist.training import Interrupted, Trainer, _fabric, _StopRequests
+from shortlist.training import DivergedError, Interrupted, Trainer, make_fabric
 
 Grid = Literal["auto", "paper", "given", "none"]
 Settings = Mapping[str, float]
@@ -305,45 +305,6 @@ def command_line(config: RunConfig) -> str:
     return shlex.join(words)
 
 
-class _DivergedError(ShortlistError):
-    """The loss is no longer finite: the settings are to blame, and the study should learn from it."""
-
-
-class _TrialTrainer(Trainer):
-    """A run that ends before its test; ``shortlist train --resume`` would find only the test to do."""
-
-    def __init__(self, config: RunConfig, run: RunFolder, after_epoch: Callable[[], None]) -> None:
-        super().__init__(config, _fabric(config), run, quiet=True)
-        self._after_epoch = after_epoch
-        self._stop: _StopRequests | None = None
-
-    def train(self) -> None:
-        with self.folder.claim(self.config, resume=True):
-            self.run()
-
-    @property
-    def was_asked_to_stop(self) -> bool:
-        """Also where the run had no more steps in which to obey."""
-        return self._stop is not None and self._stop.requested(self.fabric, self.at.step, last=True)
-
-    def _train_epoch(self, stop: _StopRequests) -> bool:
-        self._stop = stop
-        return super()._train_epoch(stop)
-
-    def _end_epoch(self) -> None:
-        super()._end_epoch()
-        self._after_epoch()
-
-    def _finish(self) -> None:
-        """Nothing: settings chosen with an eye on the test images would make the test worthless."""
-
-    def _finite_loss_sum(self) -> float:
-        try:
-            return super()._finite_loss_sum()
-        except ShortlistError as wrong:
-            raise _DivergedError(str(wrong)) from None
-
-
 class _Search:
     """One process's part in a study."""
 
@@ -395,7 +356,7 @@ class _Search:
         self._say(f"trial {trial.number}: {chosen} -> {run.path}")
         try:
             value = self._best_value(trial, config, run)
-        except (TrialPruned, _DivergedError) as ended:
+        except (TrialPruned, DivergedError) as ended:
             trial.set_user_attr(_NOTE, str(ended))
             self._study.tell(trial, state=TrialState.PRUNED, skip_if_finished=True)
             self._say(f"trial {trial.number}: {ended}")
@@ -428,11 +389,13 @@ class _Search:
                 torch.compiler.reset()  # it gives up on a network that it has compiled for several trials
             if torch.cuda.is_available():
                 gc.collect()  # the trainer before this one holds itself in a circle, and GPU memory with it
-            trainer = _TrialTrainer(config, run, report_new_epochs)
+            trainer = Trainer(config, make_fabric(config), run, quiet=True, after_epoch=report_new_epochs)
             try:
-                trainer.train()
+                with run.claim(config, resume=True):
+                    # And no test: settings chosen with an eye on the test images would make it worthless.
+                    trainer.fit()
             finally:
-                self._stop_asked = trainer.was_asked_to_stop
+                self._stop_asked = trainer.stop_asked
         return max(values)
 
     def _queue_missing_points(self) -> None:

@@ -2,14 +2,13 @@
 
 from pathlib import Path
 
-import lightning_fabric
 import torch
 from torch import Tensor, nn
 
 from shortlist.config import RunConfig
 from shortlist.errors import ShortlistError
 from shortlist.runs import RunFolder
-from shortlist.training import Trainer
+from shortlist.training import Trainer, make_fabric
 
 COUNTS = "gradients.json"
 """In the run folder: how many coordinates were not zero, and of how many images."""
@@ -46,18 +45,17 @@ class CountingLoss(nn.Module):
 
 def train_and_count(config: RunConfig, *, folder: Path, resume: bool, quiet: bool) -> RunFolder:
     """As ``shortlist.training.train`` on one device, and leave the counts in the run folder."""
-    fabric = lightning_fabric.Fabric(accelerator=config.train.device, devices=1, precision=config.train.precision)
-    fabric.launch()
     run = RunFolder(folder)
-    trainer = Trainer(config, fabric, run, quiet=quiet)
-    criterion = trainer.criterion = CountingLoss(trainer.criterion).to(fabric.device)
+    trainer = Trainer(config, make_fabric(config), run, quiet=quiet)
+    criterion = trainer.criterion = CountingLoss(trainer.criterion).to(trainer.fabric.device)
     with run.claim(config, resume=resume):
         if (folder / COUNTS).exists():  # a run that was stopped goes on counting
             before = run.read_json(COUNTS)
             criterion.nonzero += before["nonzero"]
             criterion.images = before["images"]
         try:
-            trainer.run()
+            trainer.fit()
+            trainer.test()
         finally:
             run.write_json(COUNTS, {"nonzero": int(criterion.nonzero), "images": criterion.images})
     return run
