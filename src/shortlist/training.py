@@ -166,7 +166,7 @@ class Trainer:
                     self.after_epoch()
                     if stopped and self.at.epoch < self.config.train.epochs:
                         raise Interrupted(f"stopped after epoch {self.at.epoch}; add --resume to go on")
-                self.stop_asked = stop.requested(self.fabric, self.at.step, last=True)
+                self.stop_asked = stop.asked
         finally:
             if self.events is not None:
                 self.events.close()
@@ -396,20 +396,20 @@ class _StopRequests:
     """SIGINT and SIGTERM end training after the step at hand; a second one ends it at once."""
 
     def __init__(self) -> None:
-        self._asked = False
+        self.asked = False
 
     def ask(self, number: int, frame: object) -> None:
-        if self._asked:
+        if self.asked:
             raise KeyboardInterrupt
-        self._asked = True
+        self.asked = True
 
     def requested(self, fabric: lightning_fabric.Fabric, step: int, *, last: bool) -> bool:
         """Whether to stop after this step: on several ranks, agreed among them now and then, and at the last."""
         if fabric.world_size == 1:
-            return self._asked
+            return self.asked
         if step % _LOOK_EVERY and not last:
             return False
-        asked = torch.tensor(self._asked, dtype=torch.int32, device=fabric.device)
+        asked = torch.tensor(self.asked, dtype=torch.int32, device=fabric.device)
         dist.all_reduce(asked)
         return bool(asked.item())
 
