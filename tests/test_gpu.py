@@ -6,29 +6,16 @@ Run with ``make test-gpu`` on a machine that has one. Needs torch and pytest, an
 import math
 import subprocess
 import sys
-import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 import pytest
 import torch
 from torch import Tensor
 
 import shortlist as sl
+from shortlist.bench.timing import waits_are_errors
 from tests.cases import LossCase, every_differentiable_loss, every_loss, noise_for
 
 pytestmark = pytest.mark.gpu
-
-
-@contextmanager
-def waits_are_errors() -> Iterator[None]:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch warns that the mode is a prototype
-        torch.cuda.set_sync_debug_mode("error")
-        try:
-            yield
-        finally:
-            torch.cuda.set_sync_debug_mode("default")
 
 
 def draw(n: int = 16, num_classes: int = 50) -> tuple[Tensor, Tensor]:

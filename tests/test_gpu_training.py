@@ -16,12 +16,12 @@ from torch import Tensor, nn
 from torch.optim import SGD, AdamW, Optimizer
 
 import shortlist as sl
+from shortlist.bench.timing import waits_are_errors
 from shortlist.captured import CapturedStep
 from shortlist.config import OptimConfig, RunConfig, TrainConfig
 from shortlist.models import DenseNetBC
 from tests.cases import LossCase, every_differentiable_loss
 from tests.small_runs import outcome, small_config, write_embeddings
-from tests.test_gpu import waits_are_errors
 
 pytestmark = pytest.mark.gpu
 

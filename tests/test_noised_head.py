@@ -14,9 +14,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import shortlist as sl
 from shortlist import noised_head
 from shortlist._chosen_scores import chosen_scores
+from shortlist.bench.timing import waits_are_errors
 from shortlist.noised_head import NoisedLoss
 from tests.drawing import normal
-from tests.test_gpu import waits_are_errors
 
 N, D, L, B = 6, 4, 7, 3
 TARGET = torch.tensor([0, 6, 2, 2, 5, 3])

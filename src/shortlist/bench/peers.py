@@ -14,7 +14,7 @@ HeadLoss = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 def pytopk(k: int, epsilon: float, n_samples: int, say: Callable[[str], None]) -> Loss | None:
-    """The noised loss of its authors, https://pypi.org/project/pytopk."""
+    """The noised loss of its authors: the package pytopk."""
     package = _package("pytopk", say)
     return None if package is None else cast(Loss, package.BalNoisedTopK(k=k, epsilon=epsilon, n_sample=n_samples))
 

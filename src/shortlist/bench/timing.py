@@ -186,7 +186,7 @@ def _captured(steps: Sequence[Step], device: torch.device) -> torch.cuda.CUDAGra
 def _refuse_waiting(step: Step) -> None:
     """Found out before a capture begins: one that fails half-way is hard to recover from."""
     try:
-        with _waits_are_errors():
+        with waits_are_errors():
             step()
     except RuntimeError as wrong:
         raise CannotCaptureError(str(wrong).partition("\n")[0]) from wrong
@@ -195,7 +195,8 @@ def _refuse_waiting(step: Step) -> None:
 
 
 @contextmanager
-def _waits_are_errors() -> Iterator[None]:
+def waits_are_errors() -> Iterator[None]:
+    """Whatever makes the host wait for the GPU raises a RuntimeError."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch warns that the mode is a prototype
         torch.cuda.set_sync_debug_mode("error")

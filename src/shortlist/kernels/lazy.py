@@ -429,6 +429,17 @@ def _another_threshold(threshold, enough_at, short_at, step, too_many):
 
 
 @triton.jit
+def _listed_hot(hot_found, epsilon, HOT: tl.constexpr):
+    """How many hot classes are listed, what the others stay below, and whether there is a list.
+
+    Rows with more hot classes than the list holds, flat ones mostly, do without.
+    """
+    found = tl.load(hot_found)
+    listed = found <= HOT
+    return tl.where(listed, found, 0), tl.where(listed, -_REACH * epsilon, float("inf")), listed
+
+
+@triton.jit
 def draw_lazy(
     scores,
     word,
@@ -476,11 +487,7 @@ def draw_lazy(
     limits_row = limits + row * num_tiles
     hot_row = hot_classes + row * HOT
     level = tl.load(level_R + row)
-    hot_found = tl.load(hot_found_R + row)
-    # Rows with more hot classes than the list holds, flat ones mostly, do without.
-    listed_hot = hot_found <= HOT
-    cold_limit = tl.where(listed_hot, -_REACH * epsilon, float("inf"))
-    hot_found = tl.where(listed_hot, hot_found, 0)
+    hot_found, cold_limit, listed_hot = _listed_hot(hot_found_R + row, epsilon, HOT)
     lists = scratch + cell * SPLITS * 2 * CAPACITY
     list_value = lists.to(tl.pointer_type(tl.float32))
     list_class = lists + SPLITS * CAPACITY
@@ -569,10 +576,7 @@ def challenge(
     cell = row * num_draws + draw
     seed = (tl.load(word) & _SEED_MASK) ^ seed_key
     level = tl.load(level_R + row)
-    hot_found = tl.load(hot_found_R + row)
-    listed_hot = hot_found <= HOT
-    cold_limit = tl.where(listed_hot, -_REACH * epsilon, float("inf"))
-    hot_found = tl.where(listed_hot, hot_found, 0)
+    hot_found, cold_limit, listed_hot = _listed_hot(hot_found_R + row, epsilon, HOT)
     mine = scratch + cell * 2 * CAPACITY
     list_value = mine.to(tl.pointer_type(tl.float32))
     list_class = mine + CAPACITY
