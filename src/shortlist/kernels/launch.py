@@ -19,7 +19,7 @@ _MOST = 4096
 
 
 class Launcher:
-    """A Triton kernel whose parameters are pointers, then numbers, then constants."""
+    """A Triton kernel whose parameters are pointers, the first of them never None, then numbers, then constants."""
 
     def __init__(self, kernel: Any) -> None:
         self._kernel = kernel
@@ -40,8 +40,9 @@ class Launcher:
         Args:
             kinds: ``kind`` of each tensor that somebody else made. Those made here follow from the sizes.
         """
-        device = next(p.device for p in pointers if p is not None)
-        if device.type == "cuda" and device.index != torch.cuda.current_device():
+        assert pointers[0] is not None
+        device = pointers[0].get_device()  # -1 for the CPU
+        if device >= 0 and device != torch.cuda.current_device():
             with torch.cuda.device(device):  # Triton launches on the current one, wherever the tensors are
                 self(grid, pointers, numbers, constants, kinds=kinds, num_warps=num_warps)
             return

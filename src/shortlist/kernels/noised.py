@@ -31,16 +31,17 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from shortlist._noise import rank_key
-from shortlist.kernels import lazy
+from shortlist.kernels import draws, hinge, levels
 from shortlist.kernels.launch import Launcher, divided_up, kind, power_of_2
+from shortlist.kernels.random import SEED_BITS
 
-_prepare = Launcher(lazy.prepare)
-_list_hot = Launcher(lazy.list_hot)
-_survey = Launcher(lazy.survey)
-_draw_lazy = Launcher(lazy.draw_lazy)
-_draw_dense = Launcher(lazy.draw_dense)
-_challenge = Launcher(lazy.challenge)
-_backward = Launcher(lazy.backward)
+_prepare = Launcher(levels.prepare)
+_list_hot = Launcher(levels.list_hot)
+_survey = Launcher(levels.survey)
+_draw_lazy = Launcher(draws.draw_lazy)
+_draw_dense = Launcher(draws.draw_dense)
+_challenge = Launcher(draws.challenge)
+_backward = Launcher(hinge.backward)
 
 _TILE = 32
 # Perturbed scores fall off above the level about as fast as exp(-3.5 z): what a tile's weaker classes count for.
@@ -95,7 +96,7 @@ class Seed(NamedTuple):
 
 def new_seed(device: torch.device, generator: torch.Generator | None) -> Seed:
     # On the device: the host need not wait for it, and a captured graph draws anew each time.
-    return Seed(torch.randint(1 << lazy.SEED_BITS, (1,), device=device, generator=generator), rank_key(generator))
+    return Seed(torch.randint(1 << SEED_BITS, (1,), device=device, generator=generator), rank_key(generator))
 
 
 def can_take(k: int, epsilon: float) -> bool:
@@ -133,9 +134,9 @@ def challenge(
         search.survey(values_RBK, spoil_R)
     places = power_of_2(k)
     capacity = max(_capacity(search.wanted), 2 * places)
-    scratch = torch.empty(len(scores_RC) * num_draws * 2 * capacity, dtype=torch.int32, device=scores_RC.device)
+    scratch = torch.empty(scores_RC.shape[0] * num_draws * 2 * capacity, dtype=torch.int32, device=scores_RC.device)
     _challenge(
-        (len(scores_RC), num_draws, 1),
+        (scores_RC.shape[0], num_draws, 1),
         (scores_RC, seed.word, *search.found(), scratch, values_RBK, classes_RBK),
         (*search.shape, first_class, seed.key ^ (first_class << 32), k, num_draws, epsilon),
         (_TILE, _LANES, _FOLD, _CELLS, search.hot, capacity, places, first),
@@ -157,7 +158,7 @@ class _Search:
     """The first steps of a lazy search, and what they leave for the draws."""
 
     def __init__(self, scores_RL: Tensor, k: int, epsilon: float, num_draws: int) -> None:
-        num_rows, device = len(scores_RL), scores_RL.device
+        num_rows, device = scores_RL.shape[0], scores_RL.device
         self.scores_RL, self.epsilon, self.wanted = scores_RL, epsilon, _wanted(k)
         self.num_tiles = _tiles(scores_RL)
         # Room for the hot classes of a row, which are several times those that pass; of a chunk, a part of them.
@@ -185,7 +186,7 @@ class _Search:
         has = (labels is not None, margins_L is not None, weight_L is not None)
         steepness = min(_STEEPNESS / math.log(2) / self.epsilon, 1e30)
         _prepare(
-            (len(self.scores_RL), divided_up(self.num_tiles, 128), 1),
+            (self.scores_RL.shape[0], divided_up(self.num_tiles, 128), 1),
             (self.scores_RL, *loss, *self.found(), self._queue, self._tickets_R, spoil_R, base_R, share_R),
             (*self.shape, self.epsilon, steepness, self.wanted, 1.0, ignore_index),
             (_TILE, 128, lanes, fold, block, 1024, self.hot, lists, spoil_R is not None, *has),
@@ -194,7 +195,7 @@ class _Search:
         )
         if not lists:
             _list_hot(
-                (len(self.scores_RL), divided_up(self.num_tiles, 128), 1),
+                (self.scores_RL.shape[0], divided_up(self.num_tiles, 128), 1),
                 (self.scores_RL, *self.found(), self._queue),
                 (*self.shape, self.epsilon),
                 (_TILE, 128, 512, self.hot),
@@ -206,7 +207,7 @@ class _Search:
         """As ``prepare``, with the least that holds a place as the level."""
         held = values_RBK[0].numel()
         _survey(
-            (len(self.scores_RL), divided_up(self.num_tiles, 64), 1),
+            (self.scores_RL.shape[0], divided_up(self.num_tiles, 64), 1),
             (self.scores_RL, *self.found(), spoil_R, values_RBK),
             (*self.shape, held, self.epsilon),
             (_TILE, 64, self.hot, power_of_2(held)),
@@ -246,7 +247,7 @@ class _NoisedHinge(torch.autograd.Function):
         reduction: str,
         seed: Seed,
     ) -> Tensor:
-        rows = _RowResults(len(scores_RL), num_draws, reduction, scores_RL.device)
+        rows = _RowResults(scores_RL.shape[0], num_draws, reduction, scores_RL.device)
         num_tiles = _tiles(scores_RL)
         # With most tiles holding one of the K largest there is nothing to be lazy about.
         crowded = scores_RL.shape[1] <= _MOST_DENSE and num_tiles < 2 * _wanted(k)
@@ -322,7 +323,7 @@ def _launch_lazy(
     num_draws: int,
     seed: Seed,
 ) -> None:
-    num_rows = len(scores_RL)
+    num_rows = scores_RL.shape[0]
     search = _Search(scores_RL, k, epsilon, num_draws)
     search.prepare(labels, rows, None)
     capacity = _capacity(search.wanted)

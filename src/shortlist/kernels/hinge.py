@@ -1,0 +1,105 @@
+"""The hinge of each row, its reduction, and its gradient."""
+
+import triton
+import triton.language as tl
+
+from shortlist.kernels.random import SEED_BITS
+
+_SEED_BITS = tl.constexpr(SEED_BITS)
+_TICKET = tl.constexpr(1 << SEED_BITS)
+
+
+@triton.jit
+def store_base(
+    scores, target, margins, class_weights, base_R, share_R, row, level, finite,
+    num_classes, row_stride, margin, ignore_index, HAS_MARGINS: tl.constexpr, HAS_WEIGHTS: tl.constexpr,
+):  # fmt: skip
+    """The hinge without its rivals, ``margin + level - s_y`` (-inf for an ignored row), and the weight of the row."""
+    label = tl.load(target + row)
+    kept = label != ignore_index
+    known = kept & (label >= 0) & (label < num_classes)
+    # A label out of range has no score, and its loss is NaN.
+    own = tl.load(scores + row * row_stride + label, mask=known, other=float("nan")).to(tl.float32)
+    share = tl.where(kept, 1.0, 0.0)
+    if HAS_MARGINS:
+        margin = tl.load(margins + label, mask=known, other=0.0)
+    if HAS_WEIGHTS:
+        share = tl.load(class_weights + label, mask=known, other=float("nan")).to(tl.float32)
+        share = tl.where(kept, share, 0.0)
+    base = tl.where(finite, margin + (level - own), float("nan"))
+    tl.store(base_R + row, tl.where(kept, base, -float("inf")))
+    tl.store(share_R + row, share)
+
+
+@triton.jit
+def finish(
+    base_R, share_R, values_RB, word, loss_out, total_share, num_rows, num_draws, scale,
+    REDUCTION: tl.constexpr, FINISH_ROWS: tl.constexpr,
+):  # fmt: skip
+    """The loss of every row and its reduction, by the last program to get here: all draws are in then."""
+    tl.debug_barrier()
+    before = tl.atomic_add(word, _TICKET, sem="acq_rel")
+    if (before >> _SEED_BITS) == tl.num_programs(0) * tl.num_programs(1) - 1:
+        total = tl.zeros([FINISH_ROWS], tl.float32)
+        shares = tl.zeros([FINISH_ROWS], tl.float32)
+        for start in range(0, num_rows, FINISH_ROWS):
+            row = (start + tl.arange(0, FINISH_ROWS)).to(tl.int64)
+            there = row < num_rows
+            rival = tl.zeros([FINISH_ROWS], tl.float32)
+            for draw in range(0, num_draws):
+                rival += tl.load(values_RB + row * num_draws + draw, mask=there, other=0.0, cache_modifier=".cg")
+            share = tl.load(share_R + row, mask=there, other=0.0, cache_modifier=".cg") * scale
+            base = tl.load(base_R + row, mask=there, other=-float("inf"), cache_modifier=".cg")
+            hinge = base + rival / num_draws
+            ignored = base == -float("inf")  # even if its scores are not finite
+            loss = tl.where(ignored, 0.0, tl.where(hinge <= 0, share * 0.0, share * hinge))
+            # From here on the slope of the row: what backward needs.
+            tl.store(base_R + row, tl.where(ignored | (hinge <= 0), 0.0, share), mask=there)
+            if REDUCTION == 0:
+                tl.store(loss_out + row, loss, mask=there)
+            total += loss
+            shares += share
+        if REDUCTION == 1:
+            denominator = tl.sum(shares, 0) / scale
+            tl.store(loss_out, tl.sum(total, 0) / denominator)
+            tl.store(total_share, denominator)
+        if REDUCTION == 2:
+            tl.store(loss_out, tl.sum(total, 0))
+
+
+@triton.jit
+def backward(
+    gradient,
+    grad_loss,
+    target,
+    classes_RB,
+    slope_R,
+    total_share,
+    num_classes,
+    num_draws,
+    REDUCTION: tl.constexpr,
+    PLACES: tl.constexpr,
+    DRAWS: tl.constexpr,
+):
+    """A block of one row of the gradient: zeros, then the entries that fall into it."""
+    row = tl.program_id(0).to(tl.int64)
+    first = tl.program_id(1) * PLACES
+    place = first + tl.arange(0, PLACES)
+    gradient_row = gradient + row * num_classes
+    tl.store(gradient_row + place, tl.zeros([PLACES], gradient.dtype.element_ty), mask=place < num_classes)
+    slope = tl.load(slope_R + row) * tl.load(grad_loss + (row if REDUCTION == 0 else 0)).to(tl.float32)
+    if REDUCTION == 1:
+        slope = tl.where(slope == 0, 0.0, slope / tl.load(total_share))
+    label = tl.load(target + row)
+    draw = tl.arange(0, DRAWS)
+    chosen = tl.load(classes_RB + row * num_draws + draw, mask=draw < num_draws, other=-1)
+    # Several draws may have chosen one class: each of them writes the same whole entry.
+    times = tl.sum((chosen[:, None] == chosen[None, :]).to(tl.float32), 1)
+    entry = slope * (times / num_draws - (chosen == label).to(tl.float32))
+    labelled = tl.sum((chosen == label).to(tl.float32), 0)
+    tl.debug_barrier()
+    mine = (chosen >= first) & (chosen < first + PLACES)
+    tl.store(gradient_row + chosen, entry.to(gradient.dtype.element_ty), mask=mine)
+    label_entry = slope * (labelled / num_draws - 1.0)
+    has_label = (label >= first) & (label < first + PLACES) & (label < num_classes)
+    tl.store(gradient_row + label, label_entry.to(gradient.dtype.element_ty), mask=has_label)
