@@ -75,15 +75,21 @@ def tile_normals(num_classes: int, seed: int, row: int, draw: int) -> NDArray[np
 
 
 def noise(
-    scores: NDArray[np.float64], level: float | None, epsilon: float, seed: int, row: int, num_draws: int
+    scores: NDArray[np.float64], cold: tuple[float, float] | None, seed: int, row: int, num_draws: int
 ) -> NDArray[np.float64]:
-    """``(L, B)``: a class's own normals where it is hot or the row is short (no level), its tile's elsewhere."""
+    """``(L, B)``: its tile's normals where a class is cold, its own where it is hot or the row is short.
+
+    Args:
+        scores: Those of a row.
+        cold: A level, and what scores of cold classes do not exceed, measured from it; None for a short row.
+    """
     columns = []
     for draw in range(num_draws):
         own = own_normals(len(scores), seed, row, draw)
-        if level is None:
+        if cold is None:
             columns.append(own)
         else:
-            hot = scores - level > -2.0 * epsilon
+            level, limit = cold
+            hot = scores - level > limit
             columns.append(np.where(hot, own, tile_normals(len(scores), seed, row, draw)))
     return np.stack(columns, -1)

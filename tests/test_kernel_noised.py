@@ -20,7 +20,7 @@ from tests import noise_field
 
 pytest.importorskip("triton")
 noised = importlib.import_module("shortlist.kernels.noised")
-SEED_BITS = importlib.import_module("shortlist.kernels.random").SEED_BITS
+SEED_BITS = importlib.import_module("shortlist.kernels.words").SEED_BITS
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 SEED = 3_456_789_012
@@ -42,13 +42,14 @@ def lazy(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
 
 @pytest.fixture
 def levels(monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
-    """The levels of each search, as they come: they decide whose noise is whose."""
+    """``(R, 2)`` for each search: a row's level and what is cold, from there. This decides whose noise is whose."""
     seen: list[Tensor] = []
 
     def remembering(step: Callable[..., None]) -> Callable[..., None]:
         def run(search: Any, *arguments: object) -> None:
             step(search, *arguments)
-            seen.append(search.level_R.cpu().clone())
+            cold_R = torch.where(search.hot_found_R <= search.hot, search.cold_R, math.inf)
+            seen.append(torch.stack([search.level_R, cold_R], -1).cpu())
 
         return run
 
@@ -63,13 +64,11 @@ def draw(n: int, num_classes: int, spread: float) -> tuple[Tensor, Tensor]:
     return scores, torch.randint(num_classes, (n,), generator=generator)
 
 
-def field(scores: Tensor, levels: Tensor | None, epsilon: float, draws: int, key: int = 0) -> Tensor:
-    rows = [
-        noise_field.noise(
-            row.detach().double().numpy(), None if levels is None else float(levels[r]), epsilon, SEED ^ key, r, draws
-        )
-        for r, row in enumerate(scores)
-    ]
+def field(scores: Tensor, levels: Tensor | None, draws: int, key: int = 0) -> Tensor:
+    rows = []
+    for number, row in enumerate(scores):
+        cold = None if levels is None else (levels[number, 0].item(), levels[number, 1].item())
+        rows.append(noise_field.noise(row.detach().double().numpy(), cold, SEED ^ key, number, draws))
     return torch.from_numpy(np.stack(rows))
 
 
@@ -83,7 +82,8 @@ def fused(
     weight: Tensor | None = None,
 ) -> Tensor:
     labels = noised._Labels(target.to(DEVICE), None, weight, -100)
-    seed = noised.Seed(torch.tensor([SEED], device=DEVICE), 0)
+    counters = noised._counters(scores.shape, k + 1, draws)
+    seed = noised.Seed(torch.tensor([SEED] + [7] * counters, device=DEVICE), 0)
     loss: Tensor = noised._NoisedHinge.apply(scores, labels, k + 1, 1.0, epsilon, draws, reduction, seed)
     return loss
 
@@ -92,7 +92,7 @@ def assert_as_plain(scores: Tensor, target: Tensor, k: int, epsilon: float, draw
     here = scores.to(DEVICE).requires_grad_()
     loss = fused(here, target, k, epsilon, draws)
     plain = scores.double().requires_grad_()
-    noise = field(scores, levels[-1] if levels else None, epsilon, draws)
+    noise = field(scores, levels[-1] if levels else None, draws)
     expected = sl.functional.noised_topk_hinge(plain, target, k, epsilon=epsilon, noise=noise, reduction="none")
     torch.testing.assert_close(loss.cpu().double(), expected, rtol=1e-5, atol=1e-5)
     slopes = torch.arange(1.0, len(target) + 1)
@@ -116,6 +116,7 @@ LAZY = [
     (2, 500, 3, 2, 1.0, 0.1, 1),  # flat: every class may be the one
     (1, 700, 1, 2, 0.01, 3.0, 2),  # steep: a few are certain
     (1, 700, 8, 2, 1.0, 1.0, 1),
+    (1, 4000, 2, 2, 0.05, 1.0, 1),  # few are hot, and far below the level
     (1, 97, 30, 1, 0.5, 1.0, 1),  # the level is found too high and must come down
 ]
 
@@ -143,8 +144,18 @@ def test_a_list_that_is_too_short_raises_the_threshold(
     monkeypatch.setattr(noised, "_capacity", lambda wanted: 8)
     scores, target = draw(1, 300, 1.0)
     assert_as_plain(scores, target, 2, 0.3, 2, levels)
-    noise = field(scores, levels[-1], 0.3, 2)
-    assert ((scores.unsqueeze(-1) + 0.3 * noise > levels[-1]).sum(1) > 8).all(), "the level let no more pass"
+    noise = field(scores, levels[-1], 2)
+    assert ((scores.unsqueeze(-1) + 0.3 * noise > levels[-1][:, 0]).sum(1) > 8).all(), "the level let no more pass"
+
+
+def test_a_row_with_more_hot_classes_than_can_be_listed_does_without(
+    lazy: Callable[[int], None], levels: list[Tensor]
+) -> None:
+    lazy(1)
+    scores, target = draw(1, 2000, 0.1)
+    scores[:, 640:] -= 10
+    assert_as_plain(scores, target, 2, 1.0, 1, levels)
+    assert levels[-1][0, 1] == math.inf
 
 
 @pytest.mark.parametrize("shift", [0.0, 0.8, 20.0, -20.0])
@@ -164,7 +175,7 @@ def test_chunks_that_challenge_give_the_best_of_all(
     start = 0
     for chunk in scores.split(chunks, 1):
         standings.add(chunk.contiguous().to(DEVICE), start)
-        noise = field(chunk, levels[-1], 0.4, 2, key=start << 32)
+        noise = field(chunk, levels[-1], 2, key=start << 32)
         reference.enter(*best(chunk.double(), noise, 0.4, 4, start))
         start += chunk.shape[1]
     values, order = standings.values_RBK.sort(-1, descending=True)

@@ -66,7 +66,7 @@ def test_the_kth_largest_has_the_law_of_dense_draws(k: int) -> None:
         return values[:, -1], classes[:, -1]
 
     def lazily() -> tuple[Tensor, Tensor]:
-        fields = [noise_field.noise(scores, level, epsilon, 99, row, draws) for row in range(rows)]
+        fields = [noise_field.noise(scores, (level, -2 * epsilon), 99, row, draws) for row in range(rows)]
         return kth(torch.from_numpy(np.stack(fields)))
 
     def densely() -> tuple[Tensor, Tensor]:

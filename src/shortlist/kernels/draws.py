@@ -15,10 +15,10 @@ from shortlist.kernels.random import (
     normal,
     place_bits,
     row_keys,
-    seed_of,
     uniform,
     upper_tail,
 )
+from shortlist.kernels.words import is_last, seed_of
 
 # After so many tries at a threshold something is badly wrong, and the loss should say so.
 _TRIES = tl.constexpr(100)
@@ -30,12 +30,13 @@ def draw_dense(
     target,
     margins,
     class_weights,
-    word,
+    words,
     base_R,
     share_R,
     values_RB,
     classes_RB,
-    loss_out,
+    loss_R,
+    reduced,
     total_share,
     num_rows,
     num_classes,
@@ -51,12 +52,13 @@ def draw_dense(
     HAS_MARGINS: tl.constexpr,
     HAS_WEIGHTS: tl.constexpr,
     REDUCTION: tl.constexpr,
-    FINISH_ROWS: tl.constexpr,
+    ROWS: tl.constexpr,
+    DRAWS: tl.constexpr,
 ):
     """One draw of one row."""
     row = tl.program_id(0).to(tl.int64)
     draw = tl.program_id(1)
-    seed = seed_of(word, seed_key)
+    seed = seed_of(words, seed_key)
     place = tl.arange(0, PLACES)
     inside = place < num_classes
     score = tl.load(scores + row * row_stride + place, mask=inside, other=-float("inf")).to(tl.float32)
@@ -73,26 +75,30 @@ def draw_dense(
     )  # fmt: skip
     tl.store(values_RB + row * num_draws + draw, kth)
     tl.store(classes_RB + row * num_draws + draw, at)
-    finish(base_R, share_R, values_RB, word, loss_out, total_share, num_rows, num_draws, scale, REDUCTION, FINISH_ROWS)
+    finish(
+        base_R, share_R, values_RB, words, loss_R, reduced, total_share, row, num_rows, num_draws, scale,
+        REDUCTION, ROWS, DRAWS,
+    )  # fmt: skip
 
 
 @triton.jit
 def draw_lazy(
     scores,
-    word,
+    words,
     maxima,
     limits,
     level_R,
+    cold_R,
     hot_found_R,
     hot_classes,
-    tickets_RB,
     counts_RBS,
     scratch,
     base_R,
     share_R,
     values_RB,
     classes_RB,
-    loss_out,
+    loss_R,
+    reduced,
     total_share,
     num_rows,
     num_classes,
@@ -111,20 +117,21 @@ def draw_lazy(
     CAPACITY: tl.constexpr,
     SPLITS: tl.constexpr,
     REDUCTION: tl.constexpr,
-    FINISH_ROWS: tl.constexpr,
+    ROWS: tl.constexpr,
+    DRAWS: tl.constexpr,
 ):
     """A part of one draw of one row, by one warp: what passes is listed. The last part selects from all their lists."""
     row = tl.program_id(0).to(tl.int64)
     draw = tl.program_id(1)
     split = tl.program_id(2)
     cell = row * num_draws + draw
-    seed = seed_of(word, seed_key)
+    seed = seed_of(words, seed_key)
     scores_row = scores + row * row_stride
     maxima_row = maxima + row * num_tiles
     limits_row = limits + row * num_tiles
     hot_row = hot_classes + row * HOT
     level = tl.load(level_R + row)
-    hot_found, cold_limit, listed_hot = hot_list(hot_found_R + row, epsilon, HOT)
+    hot_found, cold_limit, listed_hot = hot_list(hot_found_R + row, cold_R + row, HOT)
     lists = scratch + cell * SPLITS * 2 * CAPACITY
     list_value = lists.to(tl.pointer_type(tl.float32))
     list_class = lists + SPLITS * CAPACITY
@@ -139,8 +146,7 @@ def draw_lazy(
     last = True
     if SPLITS > 1:
         tl.store(counts_RBS + cell * SPLITS + split, filled)
-        tl.debug_barrier()
-        last = tl.atomic_add(tickets_RB + cell, 1, sem="acq_rel") == SPLITS - 1
+        last = is_last(words + 1 + 2 * num_rows + cell, SPLITS)
     if last:
         entry = tl.arange(0, SPLITS * CAPACITY)
         listed = entry < filled
@@ -174,17 +180,19 @@ def draw_lazy(
         tl.store(values_RB + cell, tl.where((filled < k) | overflow, float("nan"), kth))
         tl.store(classes_RB + cell, at)
         finish(
-            base_R, share_R, values_RB, word, loss_out, total_share, num_rows, num_draws, scale, REDUCTION, FINISH_ROWS
-        )
+            base_R, share_R, values_RB, words, loss_R, reduced, total_share, row, num_rows, num_draws, scale,
+            REDUCTION, ROWS, DRAWS,
+        )  # fmt: skip
 
 
 @triton.jit
 def challenge(
     scores,
-    word,
+    words,
     maxima,
     limits,
     level_R,
+    cold_R,
     hot_found_R,
     hot_classes,
     scratch,
@@ -211,9 +219,9 @@ def challenge(
     row = tl.program_id(0).to(tl.int64)
     draw = tl.program_id(1)
     cell = row * num_draws + draw
-    seed = seed_of(word, seed_key)
+    seed = seed_of(words, seed_key)
     level = tl.load(level_R + row)
-    hot_found, cold_limit, listed_hot = hot_list(hot_found_R + row, epsilon, HOT)
+    hot_found, cold_limit, listed_hot = hot_list(hot_found_R + row, cold_R + row, HOT)
     mine = scratch + cell * 2 * CAPACITY
     list_value = mine.to(tl.pointer_type(tl.float32))
     list_class = mine + CAPACITY

@@ -3,10 +3,7 @@
 import triton
 import triton.language as tl
 
-from shortlist.kernels.random import SEED_BITS
-
-_SEED_BITS = tl.constexpr(SEED_BITS)
-_TICKET = tl.constexpr(1 << SEED_BITS)
+from shortlist.kernels.words import is_last
 
 
 @triton.jit
@@ -33,38 +30,43 @@ def store_base(
 
 @triton.jit
 def finish(
-    base_R, share_R, values_RB, word, loss_out, total_share, num_rows, num_draws, scale,
-    REDUCTION: tl.constexpr, FINISH_ROWS: tl.constexpr,
+    base_R, share_R, values_RB, words, loss_R, reduced, total_share, row, num_rows, num_draws, scale,
+    REDUCTION: tl.constexpr, ROWS: tl.constexpr, DRAWS: tl.constexpr,
 ):  # fmt: skip
-    """The loss of every row and its reduction, by the last program to get here: all draws are in then."""
-    tl.debug_barrier()
-    before = tl.atomic_add(word, _TICKET, sem="acq_rel")
-    if (before >> _SEED_BITS) == tl.num_programs(0) * tl.num_programs(1) - 1:
-        total = tl.zeros([FINISH_ROWS], tl.float32)
-        shares = tl.zeros([FINISH_ROWS], tl.float32)
-        for start in range(0, num_rows, FINISH_ROWS):
-            row = (start + tl.arange(0, FINISH_ROWS)).to(tl.int64)
-            there = row < num_rows
-            rival = tl.zeros([FINISH_ROWS], tl.float32)
-            for draw in range(0, num_draws):
-                rival += tl.load(values_RB + row * num_draws + draw, mask=there, other=0.0, cache_modifier=".cg")
-            share = tl.load(share_R + row, mask=there, other=0.0, cache_modifier=".cg") * scale
-            base = tl.load(base_R + row, mask=there, other=-float("inf"), cache_modifier=".cg")
-            hinge = base + rival / num_draws
-            ignored = base == -float("inf")  # even if its scores are not finite
-            loss = tl.where(ignored, 0.0, tl.where(hinge <= 0, share * 0.0, share * hinge))
-            # From here on the slope of the row: what backward needs.
-            tl.store(base_R + row, tl.where(ignored | (hinge <= 0), 0.0, share), mask=there)
-            if REDUCTION == 0:
-                tl.store(loss_out + row, loss, mask=there)
-            total += loss
-            shares += share
-        if REDUCTION == 1:
-            denominator = tl.sum(shares, 0) / scale
-            tl.store(loss_out, tl.sum(total, 0) / denominator)
-            tl.store(total_share, denominator)
-        if REDUCTION == 2:
-            tl.store(loss_out, tl.sum(total, 0))
+    """The loss of a row by the last of its draws, and the sum of the losses by the last of the rows.
+
+    Args:
+        words: The first counts rows, those after it the draws of each row.
+        reduced: Their sum or mean; nothing without a reduction.
+    """
+    if is_last(words + 1 + row, num_draws):
+        rival = tl.zeros([DRAWS], tl.float32)
+        for first in range(0, num_draws, DRAWS):
+            draw = first + tl.arange(0, DRAWS)
+            cell = row * num_draws + draw
+            rival += tl.load(values_RB + cell, mask=draw < num_draws, other=0.0, cache_modifier=".cg")
+        share = tl.load(share_R + row, cache_modifier=".cg") * scale
+        base = tl.load(base_R + row, cache_modifier=".cg")
+        hinge = base + tl.sum(rival, 0) / num_draws
+        ignored = base == -float("inf")  # even if its scores are not finite
+        tl.store(loss_R + row, tl.where(ignored, 0.0, tl.where(hinge <= 0, share * 0.0, share * hinge)))
+        # From here on the slope of the row: what backward needs.
+        tl.store(base_R + row, tl.where(ignored | (hinge <= 0), 0.0, share))
+        if REDUCTION > 0:  # noqa: SIM102 (known when the kernel is compiled)
+            if is_last(words, num_rows):
+                total = tl.zeros([ROWS], tl.float32)
+                shares = tl.zeros([ROWS], tl.float32)
+                for start in range(0, num_rows, ROWS):
+                    each = start + tl.arange(0, ROWS)
+                    there = each < num_rows
+                    total += tl.load(loss_R + each, mask=there, other=0.0, cache_modifier=".cg")
+                    shares += tl.load(share_R + each, mask=there, other=0.0, cache_modifier=".cg")
+                loss = tl.sum(total, 0)
+                if REDUCTION == 1:
+                    denominator = tl.sum(shares, 0)
+                    loss = loss / denominator
+                    tl.store(total_share, denominator)
+                tl.store(reduced, loss)
 
 
 @triton.jit

@@ -9,9 +9,13 @@ import triton.language as tl
 
 from shortlist.kernels.hinge import store_base
 from shortlist.kernels.random import upper_tail
+from shortlist.kernels.words import is_last
 
-# Classes closer to the level than this many epsilons, or above it, are hot.
-_REACH = tl.constexpr(2.0)
+# Classes closer to the level than so many epsilons, or above it, are hot: the further this reaches, the fewer tiles
+# have to be looked into. Where too many tiles hold a hot class, it reaches less far.
+_FAR = tl.constexpr(3.0)
+_NEAR = tl.constexpr(2.0)
+_MOST_HOT_TILES = tl.constexpr(192)
 
 
 @triton.jit
@@ -23,10 +27,11 @@ def prepare(
     maxima,
     limits,
     level_R,
+    cold_R,
     hot_found_R,
     hot_classes,
     queue,
-    tickets_R,
+    words,
     spoil_R,
     base_R,
     share_R,
@@ -70,10 +75,11 @@ def prepare(
     weight = tl.sum(tl.exp2((score - best[:, None]) * steepness), 1)
     tl.store(maxima_row + tile, tl.where(broken, float("nan"), best), mask=tile < num_tiles)
     tl.store(limits_row + tile, weight, mask=tile < num_tiles)
-    tl.debug_barrier()
-    if tl.atomic_add(tickets_R + row, 1, sem="acq_rel") == tl.num_programs(1) - 1:
+    if is_last(words + 1 + tl.num_programs(0) + row, tl.num_programs(1)):
         level, finite = _level(maxima_row, limits_row, num_tiles, epsilon, steepness, wanted, LANES, FOLD)
+        cold = _cold_limit(maxima_row, num_tiles, level, epsilon, BLOCK)
         tl.store(level_R + row, tl.where(finite, level, float("nan")))
+        tl.store(cold_R + row, cold)
         tl.store(hot_found_R + row, 0)
         if SPOILS:
             tl.store(spoil_R + row, tl.where(finite, 0.0, float("nan")))
@@ -87,15 +93,15 @@ def prepare(
             for start in range(0, num_tiles, BLOCK):
                 _list_hot_of(
                     scores_row, maxima_row, limits_row, queue + row * num_tiles + start, hot_found_R + row,
-                    hot_classes + row * HOT, start + tl.arange(0, BLOCK), level, num_classes, num_tiles, epsilon,
-                    T, CELLS, HOT,
+                    hot_classes + row * HOT, start + tl.arange(0, BLOCK), level, cold, num_classes, num_tiles,
+                    epsilon, T, CELLS, HOT,
                 )  # fmt: skip
 
 
 @triton.jit
 def list_hot(
-    scores, maxima, limits, level_R, hot_found_R, hot_classes, queue, num_classes, row_stride, num_tiles, epsilon,
-    T: tl.constexpr, TILES: tl.constexpr, CELLS: tl.constexpr, HOT: tl.constexpr,
+    scores, maxima, limits, level_R, cold_R, hot_found_R, hot_classes, queue, num_classes, row_stride, num_tiles,
+    epsilon, T: tl.constexpr, TILES: tl.constexpr, CELLS: tl.constexpr, HOT: tl.constexpr,
 ):  # fmt: skip
     """The last step of ``prepare`` for long rows, divided among programs."""
     row = tl.program_id(0).to(tl.int64)
@@ -103,13 +109,13 @@ def list_hot(
     _list_hot_of(
         scores + row * row_stride, maxima + row * num_tiles, limits + row * num_tiles, queue + row * num_tiles + first,
         hot_found_R + row, hot_classes + row * HOT, first + tl.arange(0, TILES), tl.load(level_R + row),
-        num_classes, num_tiles, epsilon, T, CELLS, HOT,
+        tl.load(cold_R + row), num_classes, num_tiles, epsilon, T, CELLS, HOT,
     )  # fmt: skip
 
 
 @triton.jit
 def survey(
-    scores, maxima, limits, level_R, hot_found_R, hot_classes, spoil_R, values_RBK,
+    scores, maxima, limits, level_R, cold_R, hot_found_R, hot_classes, spoil_R, values_RBK,
     num_classes, row_stride, num_tiles, num_held, epsilon,
     T: tl.constexpr, TILES: tl.constexpr, HOT: tl.constexpr, HELD: tl.constexpr,
 ):  # fmt: skip
@@ -118,7 +124,9 @@ def survey(
     held = tl.arange(0, HELD)
     standing = tl.load(values_RBK + row * num_held + held, mask=held < num_held, other=float("inf"))
     level = tl.min(standing, 0)
+    cold = -_NEAR * epsilon
     tl.store(level_R + row, level)
+    tl.store(cold_R + row, cold)
     tile = tl.program_id(1) * TILES + tl.arange(0, TILES)
     place = tile[:, None] * T + tl.arange(0, T)[None, :]
     inside = place < num_classes
@@ -126,25 +134,24 @@ def survey(
     broken = tl.max(tl.max((inside & (score - score != 0)).to(tl.int32), 1), 0) != 0
     tl.store(spoil_R + row, float("nan"), mask=broken)
     best = tl.max(score, 1) - level
-    cold_limit = -_REACH * epsilon
-    limit = open_limit(tl.minimum(best, cold_limit), 0.0, epsilon, T)
+    limit = open_limit(tl.minimum(best, cold), 0.0, epsilon, T)
     tl.store(maxima + row * num_tiles + tile, best + level, mask=tile < num_tiles)
     tl.store(limits + row * num_tiles + tile, limit.to(tl.float32, bitcast=True), mask=tile < num_tiles)
-    if tl.max(best, 0) > cold_limit:
-        hot = inside & (score - level > cold_limit)
+    if tl.max(best, 0) > cold:
+        hot = inside & (score - level > cold)
         slot = tl.atomic_add(hot_found_R + row + place * 0, 1, mask=hot, sem="relaxed")
         tl.store(hot_classes + row * HOT + slot, place, mask=hot & (slot < HOT))
 
 
 @triton.jit
-def hot_list(hot_found, epsilon, HOT: tl.constexpr):
+def hot_list(hot_found, cold, HOT: tl.constexpr):
     """How many hot classes are listed, what the others stay below, and whether there is a list.
 
-    Rows with more hot classes than the list holds, flat ones mostly, do without.
+    Rows with more hot classes than the list holds do without.
     """
     found = tl.load(hot_found)
     listed = found <= HOT
-    return tl.where(listed, found, 0), tl.where(listed, -_REACH * epsilon, float("inf")), listed
+    return tl.where(listed, found, 0), tl.where(listed, tl.load(cold), float("inf")), listed
 
 
 @triton.jit
@@ -210,16 +217,27 @@ def _level(maxima, weights, num_tiles, epsilon, steepness, wanted, LANES: tl.con
 
 
 @triton.jit
+def _cold_limit(maxima, num_tiles, level, epsilon, BLOCK: tl.constexpr):
+    """What the score of a class must exceed, measured from the level, for it to be hot."""
+    within = tl.zeros([BLOCK], tl.int32)
+    for start in range(0, num_tiles, BLOCK):
+        tile = start + tl.arange(0, BLOCK)
+        best = tl.load(maxima + tile, mask=tile < num_tiles, other=-float("inf"), cache_modifier=".cg")
+        within += (best - level > -_FAR * epsilon).to(tl.int32)
+    few = tl.sum(within, 0) <= tl.minimum(_MOST_HOT_TILES, num_tiles // 2)
+    return tl.where(few, -_FAR, -_NEAR) * epsilon
+
+
+@triton.jit
 def _list_hot_of(
-    scores_row, maxima_row, limits_row, queue, hot_found, hot_row, tile, level, num_classes, num_tiles, epsilon,
-    T: tl.constexpr, CELLS: tl.constexpr, HOT: tl.constexpr,
+    scores_row, maxima_row, limits_row, queue, hot_found, hot_row, tile, level, cold, num_classes, num_tiles,
+    epsilon, T: tl.constexpr, CELLS: tl.constexpr, HOT: tl.constexpr,
 ):  # fmt: skip
     """Set the limits of these tiles, and append their hot classes to the row's list, as others may at the same time."""
-    cold_limit = -_REACH * epsilon
     best = tl.load(maxima_row + tile, mask=tile < num_tiles, other=-float("inf"), cache_modifier=".cg") - level
-    limit = open_limit(tl.minimum(best, cold_limit), 0.0, epsilon, T)
+    limit = open_limit(tl.minimum(best, cold), 0.0, epsilon, T)
     tl.store(limits_row + tile, limit.to(tl.float32, bitcast=True), mask=tile < num_tiles)
-    hot_tile = best > cold_limit
+    hot_tile = best > cold
     tl.store(queue + tl.cumsum(hot_tile.to(tl.int32), 0) - 1, tile, mask=hot_tile)
     cells = tl.sum(hot_tile.to(tl.int32), 0) * T
     tl.debug_barrier()
@@ -228,6 +246,6 @@ def _list_hot_of(
         place = tl.load(queue + cell // T, mask=cell < cells, other=0) * T + cell % T
         looked = (cell < cells) & (place < num_classes)
         score = tl.load(scores_row + place, mask=looked, other=-float("inf")).to(tl.float32)
-        hot = score - level > cold_limit
+        hot = score - level > cold
         slot = tl.atomic_add(hot_found + place * 0, 1, mask=hot, sem="relaxed")
         tl.store(hot_row + slot, place, mask=hot & (slot < HOT))

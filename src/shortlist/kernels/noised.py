@@ -33,7 +33,7 @@ from torch.autograd.function import once_differentiable
 from shortlist._noise import rank_key
 from shortlist.kernels import draws, hinge, levels
 from shortlist.kernels.launch import Launcher, divided_up, kind, power_of_2
-from shortlist.kernels.random import SEED_BITS
+from shortlist.kernels.words import SEED_BITS
 
 _prepare = Launcher(levels.prepare)
 _list_hot = Launcher(levels.list_hot)
@@ -80,7 +80,7 @@ def noised_hinge(
         None if weight_L is None else weight_L.contiguous(),
         ignore_index,
     )
-    seed = new_seed(scores_RL.device, generator)
+    seed = new_seed(scores_RL.device, generator, counters=_counters(scores_RL.shape, k + 1, num_draws))
     # Whole numbers would be another type to the kernels, and the same key to the launchers.
     settings = (k + 1, float(scale), float(epsilon), num_draws)
     loss: Tensor = _NoisedHinge.apply(scores_RL, labels, *settings, reduction, seed)
@@ -90,13 +90,15 @@ def noised_hinge(
 class Seed(NamedTuple):
     """What all noise of a call hangs on: a word on the device, drawn by a generator, and a number to mix into it."""
 
-    word: Tensor
+    words: Tensor
+    """The first holds the seed; all of them can count (``shortlist.kernels.words``)."""
     key: int
 
 
-def new_seed(device: torch.device, generator: torch.Generator | None) -> Seed:
+def new_seed(device: torch.device, generator: torch.Generator | None, *, counters: int = 0) -> Seed:
     # On the device: the host need not wait for it, and a captured graph draws anew each time.
-    return Seed(torch.randint(1 << SEED_BITS, (1,), device=device, generator=generator), rank_key(generator))
+    words = torch.randint(1 << SEED_BITS, (1 + counters,), device=device, generator=generator)
+    return Seed(words, rank_key(generator))
 
 
 def can_take(k: int, epsilon: float) -> bool:
@@ -106,7 +108,7 @@ def can_take(k: int, epsilon: float) -> bool:
 
 def can_challenge(scores_RC: Tensor, places: int) -> bool:
     """Whether ``challenge`` takes such a chunk, and is worth it."""
-    return scores_RC.shape[1] > _DENSE and _tiles(scores_RC) >= 2 * _wanted(places)
+    return scores_RC.shape[1] > _DENSE and divided_up(scores_RC.shape[1], _TILE) >= 2 * _wanted(places)
 
 
 def challenge(
@@ -127,9 +129,10 @@ def challenge(
     """
     _, num_draws, k = values_RBK.shape
     epsilon = float(epsilon)
-    search = _Search(scores_RC, k, epsilon, num_draws)
+    search = _Search(scores_RC, k, epsilon)
     if first:
-        search.prepare(None, None, spoil_R)
+        words = torch.zeros(1 + 2 * scores_RC.shape[0], dtype=torch.int64, device=scores_RC.device)
+        search.prepare(None, None, spoil_R, words)
     else:
         search.survey(values_RBK, spoil_R)
     places = power_of_2(k)
@@ -137,7 +140,7 @@ def challenge(
     scratch = torch.empty(scores_RC.shape[0] * num_draws * 2 * capacity, dtype=torch.int32, device=scores_RC.device)
     _challenge(
         (scores_RC.shape[0], num_draws, 1),
-        (scores_RC, seed.word, *search.found(), scratch, values_RBK, classes_RBK),
+        (scores_RC, seed.words, *search.found(), scratch, values_RBK, classes_RBK),
         (*search.shape, first_class, seed.key ^ (first_class << 32), k, num_draws, epsilon),
         (_TILE, _LANES, _FOLD, _CELLS, search.hot, capacity, places, first),
         kinds=search.kinds,
@@ -157,28 +160,28 @@ class _Labels(NamedTuple):
 class _Search:
     """The first steps of a lazy search, and what they leave for the draws."""
 
-    def __init__(self, scores_RL: Tensor, k: int, epsilon: float, num_draws: int) -> None:
+    def __init__(self, scores_RL: Tensor, k: int, epsilon: float) -> None:
         num_rows, device = scores_RL.shape[0], scores_RL.device
         self.scores_RL, self.epsilon, self.wanted = scores_RL, epsilon, _wanted(k)
-        self.num_tiles = _tiles(scores_RL)
+        self.num_tiles = divided_up(scores_RL.shape[1], _TILE)
         # Room for the hot classes of a row, which are several times those that pass; of a chunk, a part of them.
         self.hot = power_of_2(max(256, int(16 * self.wanted)))
         tiles = num_rows * self.num_tiles
-        floats = torch.empty(2 * tiles + num_rows, dtype=torch.float32, device=device)
-        self.maxima, self.limits, self.level_R = floats.split_with_sizes([tiles, tiles, num_rows])
-        ints = torch.empty(tiles + num_rows * self.hot, dtype=torch.int32, device=device)
-        self._queue, self.hot_classes = ints.split_with_sizes([tiles, num_rows * self.hot])
-        zeros = torch.zeros(num_rows * (2 + num_draws), dtype=torch.int32, device=device)
-        sizes = [num_rows, num_rows, num_rows * num_draws]
-        self.hot_found_R, self._tickets_R, self.tickets_RB = zeros.split_with_sizes(sizes)
+        floats = torch.empty(2 * tiles + 2 * num_rows, dtype=torch.float32, device=device)
+        sizes = [tiles, tiles, num_rows, num_rows]
+        self.maxima, self.limits, self.level_R, self.cold_R = floats.split_with_sizes(sizes)
+        ints = torch.empty(tiles + num_rows * (1 + self.hot), dtype=torch.int32, device=device)
+        self._queue, self.hot_found_R, self.hot_classes = ints.split_with_sizes([tiles, num_rows, num_rows * self.hot])
         self.shape = scores_RL.shape[1], scores_RL.stride(0), self.num_tiles
         self.kinds: tuple[object, ...] = (kind(scores_RL),)
 
-    def prepare(self, labels: "_Labels | None", rows: "_RowResults | None", spoil_R: Tensor | None) -> None:
+    def prepare(
+        self, labels: "_Labels | None", rows: "_RowResults | None", spoil_R: Tensor | None, words: Tensor
+    ) -> None:
         """Levels, limits and hot classes; with labels, also what the loss of each row is made of."""
         lanes = power_of_2(min(max(int(4 * self.wanted), 128), 2048))
         fold = max(1, min(power_of_2(self.num_tiles), 1024) // lanes)
-        target_R, margins_L, weight_L, ignore_index = labels or _Labels(self.tickets_RB, None, None, 0)
+        target_R, margins_L, weight_L, ignore_index = labels or _Labels(words, None, None, 0)
         base_R, share_R = (rows.base_R, rows.share_R) if rows is not None else (None, None)
         lists = self.num_tiles <= _LISTED_AT_ONCE
         block = min(1024, power_of_2(self.num_tiles))
@@ -187,7 +190,7 @@ class _Search:
         steepness = min(_STEEPNESS / math.log(2) / self.epsilon, 1e30)
         _prepare(
             (self.scores_RL.shape[0], divided_up(self.num_tiles, 128), 1),
-            (self.scores_RL, *loss, *self.found(), self._queue, self._tickets_R, spoil_R, base_R, share_R),
+            (self.scores_RL, *loss, *self.found(), self._queue, words, spoil_R, base_R, share_R),
             (*self.shape, self.epsilon, steepness, self.wanted, 1.0, ignore_index),
             (_TILE, 128, lanes, fold, block, 1024, self.hot, lists, spoil_R is not None, *has),
             kinds=(*self.kinds, *map(kind, loss)),
@@ -206,6 +209,7 @@ class _Search:
     def survey(self, values_RBK: Tensor, spoil_R: Tensor) -> None:
         """As ``prepare``, with the least that holds a place as the level."""
         held = values_RBK[0].numel()
+        self.hot_found_R.zero_()  # where prepare does so itself
         _survey(
             (self.scores_RL.shape[0], divided_up(self.num_tiles, 64), 1),
             (self.scores_RL, *self.found(), spoil_R, values_RBK),
@@ -216,22 +220,23 @@ class _Search:
         )
 
     def found(self) -> tuple[Tensor, ...]:
-        return self.maxima, self.limits, self.level_R, self.hot_found_R, self.hot_classes
+        return self.maxima, self.limits, self.level_R, self.cold_R, self.hot_found_R, self.hot_classes
 
 
 class _RowResults:
     """What the draws leave, and the last program makes the loss of."""
 
     def __init__(self, num_rows: int, num_draws: int, reduction: str, device: torch.device) -> None:
-        floats = torch.empty(4 + num_rows * (2 + num_draws), dtype=torch.float32, device=device)
-        sizes = [4, num_rows, num_rows, num_rows * num_draws]
-        self.total_share, self.base_R, self.share_R, self.values_RB = floats.split_with_sizes(sizes)
+        floats = torch.empty(4 + num_rows * (3 + num_draws), dtype=torch.float32, device=device)
+        sizes = [4, num_rows, num_rows, num_rows, num_rows * num_draws]
+        self.total_share, self.base_R, self.share_R, loss_R, self.values_RB = floats.split_with_sizes(sizes)
         self.classes_RB = torch.empty(num_rows, num_draws, dtype=torch.int32, device=device)
         self.loss = torch.empty(num_rows if reduction == "none" else (), dtype=torch.float32, device=device)
-        self.finish = _REDUCTIONS[reduction], min(512, power_of_2(num_rows))
+        self._loss_R = self.loss if reduction == "none" else loss_R
+        self.finish = _REDUCTIONS[reduction], min(256, power_of_2(num_rows)), min(128, power_of_2(num_draws))
 
     def pointers(self) -> tuple[Tensor, ...]:
-        return self.base_R, self.share_R, self.values_RB, self.classes_RB, self.loss, self.total_share
+        return self.base_R, self.share_R, self.values_RB, self.classes_RB, self._loss_R, self.loss, self.total_share
 
 
 class _NoisedHinge(torch.autograd.Function):
@@ -248,10 +253,7 @@ class _NoisedHinge(torch.autograd.Function):
         seed: Seed,
     ) -> Tensor:
         rows = _RowResults(scores_RL.shape[0], num_draws, reduction, scores_RL.device)
-        num_tiles = _tiles(scores_RL)
-        # With most tiles holding one of the K largest there is nothing to be lazy about.
-        crowded = scores_RL.shape[1] <= _MOST_DENSE and num_tiles < 2 * _wanted(k)
-        draw = _launch_dense if scores_RL.shape[1] <= _DENSE or crowded else _launch_lazy
+        draw = _launch_dense if _is_dense(scores_RL.shape[1], k) else _launch_lazy
         draw(scores_RL, labels, rows, k, scale, epsilon, num_draws, seed)
         ctx.save_for_backward(labels.target_R, rows.classes_RB, rows.base_R, rows.total_share)
         ctx.shape, ctx.dtype, ctx.reduction = scores_RL.shape, scores_RL.dtype, reduction
@@ -305,7 +307,7 @@ def _launch_dense(
     places = power_of_2(num_classes)
     _draw_dense(
         (num_rows, num_draws, 1),
-        (scores_RL, labels.target_R, labels.margins_L, labels.weight_L, seed.word, *rows.pointers()),
+        (scores_RL, labels.target_R, labels.margins_L, labels.weight_L, seed.words, *rows.pointers()),
         (num_rows, num_classes, scores_RL.stride(0), seed.key, k, num_draws, epsilon, 1.0, scale, labels.ignore_index),
         (places, labels.margins_L is not None, labels.weight_L is not None, *rows.finish),
         kinds=(kind(scores_RL), *map(kind, labels[:3])),
@@ -324,8 +326,8 @@ def _launch_lazy(
     seed: Seed,
 ) -> None:
     num_rows = scores_RL.shape[0]
-    search = _Search(scores_RL, k, epsilon, num_draws)
-    search.prepare(labels, rows, None)
+    search = _Search(scores_RL, k, epsilon)
+    search.prepare(labels, rows, None, seed.words)
     capacity = _capacity(search.wanted)
     splits = _splits(num_rows * num_draws, search.num_tiles, capacity)
     cells = num_rows * num_draws * splits
@@ -333,7 +335,7 @@ def _launch_lazy(
     lists, counts_RBS = scratch.split_with_sizes([cells * 2 * capacity, cells])
     _draw_lazy(
         (num_rows, num_draws, splits),
-        (scores_RL, seed.word, *search.found(), search.tickets_RB, counts_RBS, lists, *rows.pointers()),
+        (scores_RL, seed.words, *search.found(), counts_RBS, lists, *rows.pointers()),
         (num_rows, *search.shape, seed.key, k, num_draws, epsilon, scale),
         (_TILE, _LANES, _FOLD, _CELLS, search.hot, capacity, splits, *rows.finish),
         kinds=search.kinds,
@@ -341,8 +343,19 @@ def _launch_lazy(
     )
 
 
-def _tiles(scores_RL: Tensor) -> int:
-    return divided_up(scores_RL.shape[1], _TILE)
+def _is_dense(num_classes: int, k: int) -> bool:
+    # With most tiles holding one of the K largest there is nothing to be lazy about.
+    crowded = num_classes <= _MOST_DENSE and divided_up(num_classes, _TILE) < 2 * _wanted(k)
+    return num_classes <= _DENSE or crowded
+
+
+def _counters(shape: torch.Size, k: int, num_draws: int) -> int:
+    """Words that count, beside the first: the draws of each row; its parts in ``prepare``; the parts of each draw."""
+    num_rows, num_classes = shape
+    if _is_dense(num_classes, k):
+        return num_rows
+    splits = _splits(num_rows * num_draws, divided_up(num_classes, _TILE), _capacity(_wanted(k)))
+    return num_rows * (2 + (num_draws if splits > 1 else 0))
 
 
 def _wanted(k: int) -> float:

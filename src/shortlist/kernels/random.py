@@ -7,9 +7,6 @@ any cell at any time, and a plain twin can lay out the whole field (``tests/nois
 import triton
 import triton.language as tl
 
-# One word holds the seed, below this bit, and the number of programs that have finished, above it.
-SEED_BITS = 32
-_SEED_MASK = tl.constexpr((1 << SEED_BITS) - 1)
 # What the bits are for: no two uses of one cell share them.
 OWN = tl.constexpr(0)
 TILE = tl.constexpr(1)
@@ -23,12 +20,6 @@ def mix(x):
     x = x ^ (x >> 15)
     x = x * tl.full([], 0x846CA68B, tl.uint32)
     return x ^ (x >> 16)
-
-
-@triton.jit
-def seed_of(word, key):
-    """The seed that a word in memory holds, told apart by a key from the seeds of others."""
-    return (tl.load(word) & _SEED_MASK) ^ key
 
 
 @triton.jit
