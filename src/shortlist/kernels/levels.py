@@ -61,11 +61,14 @@ def prepare(
     A tile's summary is its largest score, NaN if one is not finite, and the number of classes as good as that. The
     latter is kept in ``limits`` until the limit of the tile takes its place.
     """
-    row = tl.program_id(0).to(tl.int64)
+    # Row after row, not all rows at once: what follows the last part of one goes on beside the reading of the next.
+    parts = tl.cdiv(num_tiles, TILES)
+    row = (tl.program_id(0) // parts).to(tl.int64)
+    num_rows = tl.num_programs(0) // parts
     scores_row = scores + row * row_stride
     maxima_row = maxima + row * num_tiles
     limits_row = limits + row * num_tiles
-    tile = tl.program_id(1) * TILES + tl.arange(0, TILES)
+    tile = (tl.program_id(0) % parts) * TILES + tl.arange(0, TILES)
     place = tile[:, None] * T + tl.arange(0, T)[None, :]
     inside = place < num_classes
     score = tl.load(scores_row + place, mask=inside, other=-float("inf")).to(tl.float32)
@@ -75,7 +78,7 @@ def prepare(
     weight = tl.sum(tl.exp2((score - best[:, None]) * steepness), 1)
     tl.store(maxima_row + tile, tl.where(broken, float("nan"), best), mask=tile < num_tiles)
     tl.store(limits_row + tile, weight, mask=tile < num_tiles)
-    if is_last(words + 1 + tl.num_programs(0) + row, tl.num_programs(1)):
+    if is_last(words + 1 + num_rows + row, parts):
         level, finite = _level(maxima_row, limits_row, num_tiles, epsilon, steepness, wanted, LANES, FOLD)
         cold = _cold_limit(maxima_row, num_tiles, level, epsilon, BLOCK)
         tl.store(level_R + row, tl.where(finite, level, float("nan")))

@@ -189,12 +189,12 @@ class _Search:
         has = (labels is not None, margins_L is not None, weight_L is not None)
         steepness = min(_STEEPNESS / math.log(2) / self.epsilon, 1e30)
         _prepare(
-            (self.scores_RL.shape[0], divided_up(self.num_tiles, 128), 1),
+            (self.scores_RL.shape[0] * divided_up(self.num_tiles, 128), 1, 1),
             (self.scores_RL, *loss, *self.found(), self._queue, words, spoil_R, base_R, share_R),
             (*self.shape, self.epsilon, steepness, self.wanted, 1.0, ignore_index),
-            (_TILE, 128, lanes, fold, block, 1024, self.hot, lists, spoil_R is not None, *has),
+            (_TILE, 128, lanes, fold, block, 4096, self.hot, lists, spoil_R is not None, *has),
             kinds=(*self.kinds, *map(kind, loss)),
-            num_warps=4,
+            num_warps=8,
         )
         if not lists:
             _list_hot(
