@@ -52,7 +52,7 @@ _DENSE, _MOST_DENSE = 2048, 4096
 # What the one warp of a draw works on at once: lanes, tiles of each lane, hot classes.
 _LANES, _FOLD, _CELLS = 32, 16, 128
 # The hot classes of up to so many tiles are listed by one program; it is done before the others have read their rows.
-_LISTED_AT_ONCE = 4096
+_LISTED_AT_ONCE = 1024
 # Backward compares the classes of so many draws with each other.
 _MOST_DRAWS = 128
 # Programs that fill a large GPU.
@@ -164,8 +164,8 @@ class _Search:
         num_rows, device = scores_RL.shape[0], scores_RL.device
         self.scores_RL, self.epsilon, self.wanted = scores_RL, epsilon, _wanted(k)
         self.num_tiles = divided_up(scores_RL.shape[1], _TILE)
-        # Room for the hot classes of a row, which are several times those that pass; of a chunk, a part of them.
-        self.hot = power_of_2(max(256, int(16 * self.wanted)))
+        # Room for the hot classes of a row: in flat rows about twenty times those that should pass.
+        self.hot = power_of_2(max(256, int(24 * self.wanted)))
         tiles = num_rows * self.num_tiles
         floats = torch.empty(2 * tiles + 2 * num_rows, dtype=torch.float32, device=device)
         sizes = [tiles, tiles, num_rows, num_rows]
