@@ -2,7 +2,9 @@
 
 import csv
 import dataclasses
+import json
 import math
+import re
 import shutil
 import signal
 import subprocess
@@ -18,19 +20,21 @@ from torch import nn
 
 import shortlist as sl
 from shortlist import cli, recipes
-from shortlist.config import to_dict
+from shortlist.config import from_dict, to_dict
 from shortlist.reproduce.document import BEGIN, END, write_reproduction
 from shortlist.reproduce.experiment import Cell, Experiment
-from shortlist.reproduce.figures import FIGURES
+from shortlist.reproduce.figures import FIGURES, from_results
 from shortlist.reproduce.gradients import COUNTS, CountingLoss
 from shortlist.reproduce.published import published
 from shortlist.reproduce.registry import COLUMN_NAMES, EXPERIMENTS
 from shortlist.reproduce.results import (
     COLUMNS,
     Result,
+    config_file,
     measured,
     read_results,
     results_file,
+    run_folder,
     update_results,
     write_results,
 )
@@ -103,6 +107,22 @@ def test_every_table_comes_from_its_name(name: str, everything: Place, capsys: p
         assert config == replace(experiment.config(cell, "smoke", everything.runs_root), seed=result.seed)
         assert run.path.name == f"{config.key()}-s{result.seed}"
         assert (result.recipe, result.epochs) == (config.recipe, config.train.epochs)
+        kept = config_file(everything.results / "smoke", result)
+        assert from_dict(json.loads(kept.read_text())) == replace(config, seed=0)
+
+
+@pytest.mark.parametrize("name", from_results.PAINTERS)
+def test_what_the_paper_draws_is_drawn_from_the_longest_runs(name: str, tmp_path: Path) -> None:
+    experiment = EXPERIMENTS[name]
+    short = [made_up(50.0, row=cell.row, column=cell.column, epochs=2) for cell in experiment.cells]
+    long = [replace(result, value=place, epochs=4) for place, result in enumerate(short, 1)]
+    assert from_results.draw(name, [], tmp_path) == []
+    files = from_results.draw(name, long, tmp_path)
+    alone = [path.read_bytes() for path in files]
+    from_results.draw(name, [*short, *long], tmp_path)
+    assert [path.read_bytes() for path in files] == alone
+    drawn = files[0].read_text()
+    assert all(COLUMN_NAMES[column] in drawn for column in experiment.columns)
 
 
 @pytest.mark.parametrize("name", FIGURES)
@@ -346,6 +366,19 @@ def test_a_table_has_a_line_for_each_length() -> None:
     assert shown == [["83.6 ± 0.2", "87.4 ± 0.1", "87.8 ± 0.6"], ["79.0", "", "85.5 ± 6.4"], ["", "", "88.0"]]
 
 
+def test_a_run_that_another_process_is_at_is_left_to_it(place: Place) -> None:
+    """So that several processes can share an experiment."""
+    first = replace(SMALL.config(SMALL.cells[0], "smoke", place.runs_root), seed=0)
+    said: list[str] = []
+    with RunFolder(run_folder(first, place.runs_root)).claim(first, resume=True):
+        results, wrong = place.run(SMALL, say=said.append)
+    assert not wrong
+    assert {result.column for result in results} == {cell.column for cell in SMALL.cells[1:]}
+    assert "left to the process that is at it" in said[0]
+    results, wrong = place.run(SMALL)
+    assert {result.column for result in results} == {cell.column for cell in SMALL.cells}
+
+
 # The document
 
 
@@ -397,6 +430,25 @@ def test_the_published_document_is_that_of_the_published_results(tmp_path: Path)
         shutil.copytree(ROOT / "docs/reproduction", docs / "reproduction")
     page = write_reproduction(ROOT / "results", docs).read_text()
     assert page == (ROOT / "docs/reproduction.md").read_text(), "shortlist reproduce --document"
+
+
+def test_the_readme_shows_what_the_document_says() -> None:
+    """In its section on the paper: lines of a table, each as it stands there, and a picture from there."""
+    section = (ROOT / "README.md").read_text().partition("## The paper, redone\n")[2].partition("\n## ")[0]
+    document = (ROOT / "docs/reproduction.md").read_text().splitlines()
+    table = [line for line in section.splitlines() if line.startswith("|")]
+    assert any("| ours" in line for line in table)
+    assert all(line in document for line in table)
+    (picture,) = re.findall(r"\(docs/(reproduction/.*\.png)\)", section)
+    assert any(picture in line for line in document)
+
+
+def test_every_published_result_can_be_traced_to_its_configuration() -> None:
+    results = [result for path in (ROOT / "results").glob("*.csv") for result in read_results(path)]
+    assert results
+    for result in results:
+        config = from_dict(json.loads(config_file(ROOT / "results", result).read_text()))
+        assert (config.recipe, config.train.epochs) == (result.recipe, result.epochs)
 
 
 # The paper's numbers

@@ -254,7 +254,7 @@ def reproduce(arguments: list[str]) -> None:
     parsed = _parse(_ReproduceArguments, arguments, "reproduce")
 
     from shortlist.reproduce.document import figures_folder, write_reproduction
-    from shortlist.reproduce.figures import FIGURES
+    from shortlist.reproduce.figures import FIGURES, from_results
     from shortlist.reproduce.registry import EXPERIMENTS
     from shortlist.reproduce.running import reproduce
     from shortlist.reproduce.tables import terminal_table
@@ -269,11 +269,10 @@ def reproduce(arguments: list[str]) -> None:
         if name not in known:
             raise ShortlistError(f"there is no table or figure {name!r}: {_close_to(name, known)}")
     failures: list[str] = []
+    pictures = parsed.results / "smoke" if parsed.scale == "smoke" else figures_folder(parsed.docs)
     for name in parsed.names:
         if name in FIGURES:
-            smoke = parsed.scale == "smoke"
-            for path in FIGURES[name](parsed.results / "smoke" if smoke else figures_folder(parsed.docs), parsed.scale):
-                print(path)
+            print(*FIGURES[name](pictures, parsed.scale), sep="\n")
             continue
         found, wrong = reproduce(
             EXPERIMENTS[name],
@@ -288,6 +287,7 @@ def reproduce(arguments: list[str]) -> None:
         if found:
             print(EXPERIMENTS[name].title)
             _print_table(terminal_table(EXPERIMENTS[name], found))
+            print(*from_results.draw(name, found, pictures), sep="\n")
     if failures:
         raise ShortlistError("\n".join(failures))
 

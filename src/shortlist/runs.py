@@ -41,6 +41,10 @@ from shortlist.whole_files import WRITING, written_whole
 _CHECKPOINTS_KEPT = 2
 
 
+class InUseError(ShortlistError):
+    """Another process is writing to the run."""
+
+
 class RunFolder:
     """One run on disk.
 
@@ -80,7 +84,7 @@ class RunFolder:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             lock.close()
-            raise ShortlistError(f"{self.path} is in use by another process") from None
+            raise InUseError(f"{self.path} is in use by another process") from None
         with lock:
             for leftover in self.path.rglob(f"{WRITING}*"):  # of a writer that was killed
                 leftover.unlink()

@@ -8,6 +8,7 @@ from shortlist.errors import ShortlistError
 from shortlist.report.formats import counted
 from shortlist.report.names import loss_settings, shown
 from shortlist.reproduce.experiment import Experiment, scaled_milestones
+from shortlist.reproduce.figures import FIGURES, from_results
 from shortlist.reproduce.registry import COLUMN_NAMES, EXPERIMENTS
 from shortlist.reproduce.results import Result, read_results, results_file
 from shortlist.reproduce.tables import latest_setups, markdown_table
@@ -25,7 +26,7 @@ def figures_folder(docs: Path) -> Path:
 
 
 def write_reproduction(results: Path, docs: Path) -> Path:
-    """Rewrite the tables of ``docs/reproduction.md``.
+    """Rewrite the tables of ``docs/reproduction.md``, and draw those results that the paper draws.
 
     Args:
         results: Folder of the CSV files; an experiment without one gets a table with empty cells.
@@ -40,12 +41,12 @@ def write_reproduction(results: Path, docs: Path) -> Path:
     _, end, after = rest.partition(END)
     if not begin or not end:
         raise ShortlistError(f"{page} must hold the lines\n{BEGIN}\n{END}")
-    made = "\n\n".join([*_tables(results), *_figures(docs)])
+    made = "\n\n".join([*_tables(results, docs), *_figures(docs)])
     write_file(page, f"{before}{BEGIN}\n\n{made}\n\n{END}{after}".encode())
     return page
 
 
-def _tables(results: Path) -> Iterator[str]:
+def _tables(results: Path, docs: Path) -> Iterator[str]:
     for experiment in EXPERIMENTS.values():
         path = results_file(results, experiment, "paper")
         found = latest_setups(read_results(path)) if path.is_file() else []
@@ -53,6 +54,8 @@ def _tables(results: Path) -> Iterator[str]:
         yield f"## {experiment.title}"
         yield f"{origin} `shortlist reproduce {experiment.name}`"
         yield markdown_table(experiment, found)
+        if from_results.draw(experiment.name, found, figures_folder(docs)):
+            yield _picture(experiment.name)
         yield "\n".join(f"- {note}" for note in _notes(experiment, found))
 
 
@@ -111,11 +114,13 @@ def _losses(experiment: Experiment) -> Iterator[str]:
 
 
 def _figures(docs: Path) -> Iterator[str]:
-    from shortlist.reproduce.figures import FIGURES
-
     drawn = [name for name in FIGURES if (figures_folder(docs) / f"{name}.png").is_file()]
     if drawn:
         yield "## Figures without training"
     for name in drawn:
         yield f"`shortlist reproduce {name}`"
-        yield f"![{name.replace('-', ' ')}]({_NAME}/{name}.png)"
+        yield _picture(name)
+
+
+def _picture(name: str) -> str:
+    return f"![{name.replace('-', ' ')}]({_NAME}/{name}.png)"

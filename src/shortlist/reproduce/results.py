@@ -1,8 +1,12 @@
-"""``results/NAME.csv``: the numbers of an experiment, read from run folders and never typed."""
+"""``results/NAME.csv``: the numbers of an experiment, read from run folders and never typed.
+
+Beside them, ``results/configs`` holds the configuration behind each number, for those who do not have the runs.
+"""
 
 import csv
 import dataclasses
 import io
+import json
 import statistics
 import typing
 from collections.abc import Iterable, Iterator
@@ -11,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from shortlist.bench.epochs import epoch_seconds
-from shortlist.config import RunConfig
+from shortlist.config import RunConfig, to_dict
 from shortlist.errors import ShortlistError
 from shortlist.reproduce import Scale
 from shortlist.reproduce.experiment import EPOCH_SECONDS, NONZERO_GRADIENTS, Cell, Experiment, without_seed
@@ -131,6 +135,8 @@ def update_results(experiment: Experiment, scale: Scale, runs_root: Path, folder
     scales: tuple[Scale, ...] = ("smoke",) if scale == "smoke" else ("short", "paper")
     before = read_results(path) if path.exists() else []
     found = [result for each in scales for result in collected(experiment, each, runs_root)]
+    for result in found:
+        _keep_config(result, RunFolder(runs_root / result.run), path.parent)
     on_disk = {result.run for result in found}
     # Where both scales are equally long they share their runs, and the numbers are those of the scale named last.
     once = {(result.run, result.row, result.column, result.metric): result for result in found}
@@ -138,6 +144,18 @@ def update_results(experiment: Experiment, scale: Scale, runs_root: Path, folder
     if results or path.exists():
         write_results(path, results)
     return results
+
+
+def config_file(folder: Path, result: Result) -> Path:
+    """Where the configuration behind a number is kept, its seed aside."""
+    return folder / "configs" / f"{result.setup}.json"
+
+
+def _keep_config(result: Result, run: RunFolder, folder: Path) -> None:
+    path = config_file(folder, result)
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_file(path, (json.dumps(to_dict(without_seed(run.config)), indent=1) + "\n").encode())
 
 
 def _in_order(experiment: Experiment, results: Iterable[Result]) -> list[Result]:

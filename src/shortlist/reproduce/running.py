@@ -1,4 +1,4 @@
-"""The runs of an experiment, one after another: several at once on a GPU gain nothing."""
+"""The runs of an experiment, one after another; several processes can share them."""
 
 import gc
 from collections import defaultdict
@@ -16,7 +16,7 @@ from shortlist.reproduce import Scale, tiny_data
 from shortlist.reproduce.experiment import NONZERO_GRADIENTS, Cell, Experiment
 from shortlist.reproduce.gradients import train_and_count
 from shortlist.reproduce.results import Result, measured, results_file, run_folder, runs_of, update_results
-from shortlist.runs import RunFolder
+from shortlist.runs import InUseError, RunFolder
 from shortlist.training import Interrupted, train
 
 
@@ -34,7 +34,8 @@ def reproduce(
     """Train what is not yet trained, and keep the experiment's file of results up to date on the way.
 
     A run that has finished is found by its configuration and not repeated; one that was interrupted goes on. One that
-    fails does not keep the others from running.
+    another process is at is left to it, so that the same call in several processes shares the work. One that fails does
+    not keep the others from running.
 
     Args:
         experiment: What to run.
@@ -66,6 +67,8 @@ def reproduce(
                 try:
                     config = replace(experiment.config(cell, scale, runs_root), seed=seed)
                     say(f"{name}: {_done(experiment, cell, config, runs_root, quiet=quiet)}")
+                except InUseError:
+                    say(f"{name}: left to the process that is at it")
                 except (ShortlistError, RuntimeError) as wrong:  # such as a GPU's memory that is full
                     say(f"{name}: failed: {wrong}")
                     failures[str(wrong)].append(f"{cell.label}, seed {seed}")

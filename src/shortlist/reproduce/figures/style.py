@@ -39,15 +39,21 @@ _LOOK: dict[Any, Any] = {
 
 def publish(folder: Path, name: str, columns: Columns, paint: Callable[[Columns], Figure]) -> list[Path]:
     """Write the numbers, and as SVG and PNG the figure that is painted from the written numbers."""
-    svg, png, numbers = (folder / f"{name}.{kind}" for kind in ("svg", "png", "csv"))
+    numbers = folder / f"{name}.csv"
     write_columns(numbers, columns)
+    return [*save(folder, name, lambda: paint(read_columns(numbers))), numbers]
+
+
+def save(folder: Path, name: str, paint: Callable[[], Figure]) -> list[Path]:
+    """Write a figure as SVG and PNG."""
+    svg, png = (folder / f"{name}.{kind}" for kind in ("svg", "png"))
     with mpl.rc_context(_LOOK):
-        figure = paint(read_columns(numbers))
+        figure = paint()
         with written_whole(svg) as file:
             figure.savefig(file, format="svg", metadata={"Date": None})
         with written_whole(png) as file:
             figure.savefig(file, format="png", dpi=160)
-    return [svg, png, numbers]
+    return [svg, png]
 
 
 def headline(figure: Figure, title: str, explanation: str) -> None:
