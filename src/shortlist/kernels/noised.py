@@ -23,7 +23,9 @@ is the value that a class must pass to get among them in any draw: that hangs on
 this chunk's noise, so the law is the same.
 """
 
+import functools
 import math
+from statistics import NormalDist
 from typing import Any, NamedTuple
 
 import torch
@@ -44,8 +46,6 @@ _challenge = Launcher(draws.challenge)
 _backward = Launcher(hinge.backward)
 
 _TILE = 32
-# Perturbed scores fall off above the level about as fast as exp(-3.5 z): what a tile's weaker classes count for.
-_STEEPNESS = 3.5
 _REDUCTIONS = {"none": 0, "mean": 1, "sum": 2}
 # Rows up to this length are perturbed outright; up to the second one where K is large too.
 _DENSE, _MOST_DENSE = 2048, 4096
@@ -187,7 +187,7 @@ class _Search:
         block = min(1024, power_of_2(self.num_tiles))
         loss = (target_R, margins_L, weight_L)
         has = (labels is not None, margins_L is not None, weight_L is not None)
-        steepness = min(_STEEPNESS / math.log(2) / self.epsilon, 1e30)
+        steepness = min(_steepness(self.scores_RL.shape[1], self.wanted) / self.epsilon, 1e30)
         _prepare(
             (self.scores_RL.shape[0] * divided_up(self.num_tiles, 128), 1, 1),
             (self.scores_RL, *loss, *self.found(), self._queue, words, spoil_R, base_R, share_R),
@@ -361,6 +361,17 @@ def _counters(shape: torch.Size, k: int, num_draws: int) -> int:
 def _wanted(k: int) -> float:
     """How many classes should pass the level on average, for fewer than k to do so about once in a million draws."""
     return k + 6 * math.sqrt(k) + 6
+
+
+@functools.lru_cache
+def _steepness(num_classes: int, wanted: float) -> float:
+    """How fast the chance to pass the level falls with the score: what a tile's weaker classes count for.
+
+    In powers of two for each epsilon. Among classes that are alike, with the level z epsilons above them, it falls by
+    about exp(-z) for each.
+    """
+    z = -NormalDist().inv_cdf(min(wanted / num_classes, 0.1))
+    return 0.95 * z / math.log(2)
 
 
 def _capacity(wanted: float) -> int:
