@@ -47,6 +47,12 @@ def test_the_key_ignores_the_seed_and_nothing_else() -> None:
     assert config.key() != replace(config, data=DataConfig(seed=1)).key()
 
 
+def test_equal_configurations_have_equal_keys() -> None:
+    whole, broken = (replace(recipes.build("smoke"), loss=LossConfig(scale=scale)) for scale in (50, 50.0))
+    assert whole == broken
+    assert whole.key() == broken.key()
+
+
 WRONG: list[tuple[type[Any], dict[str, Any], str]] = [
     (DataConfig, {"name": "cifar"}, r"data\.name must be one of .*'cifar' \(perhaps cifar100\?\)"),
     (DataConfig, {"label_noise": 1.5}, r"data\.label_noise must be in \[0, 1\], got 1\.5"),

@@ -5,6 +5,7 @@
 
 import csv
 import json
+import math
 import os
 import shlex
 import signal
@@ -20,11 +21,12 @@ import pytest
 import torch
 
 from shortlist import ShortlistError, cli, recipes, tuning
-from shortlist.config import LossConfig, RunConfig, from_dict, to_dict
+from shortlist.config import LossConfig, RunConfig, changed, from_dict, to_dict
 from shortlist.data.tensors import TensorSplit
 from shortlist.runs import RunFolder
+from shortlist.search_space import PAPER_GRIDS, RANGES, Range, grid_points, search_axes
 from shortlist.training import Interrupted, Trainer
-from shortlist.tuning import Findings, Range, command_line, configured, grid_points, search_axes, tune
+from shortlist.tuning import Findings, command_line, tune
 from tests.small_runs import small_config, write_embeddings
 
 EPOCHS = 2
@@ -83,14 +85,14 @@ def test_the_papers_grids_are_these() -> None:
         "smooth_topk_hinge": {"loss.tau": (0.1, 1.0)},
         "ldam": {"loss.max_margin": margins},
         "imbalanced_noised_topk_hinge": {"loss.max_margin": margins, "loss.epsilon": (0.01, 0.05, 0.1)},
-    } == tuning.PAPER_GRIDS
+    } == PAPER_GRIDS
     assert len(grid_points(search_axes(recipes.build("plantnet_table5_imbalanced_k5")))) == 12
 
 
-@pytest.mark.parametrize("loss", tuning.PAPER_GRIDS)
+@pytest.mark.parametrize("loss", PAPER_GRIDS)
 def test_the_ranges_contain_the_papers_grid(loss: Any) -> None:
-    for name, values in tuning.PAPER_GRIDS[loss].items():
-        span = tuning.RANGES[loss][name]
+    for name, values in PAPER_GRIDS[loss].items():
+        span = RANGES[loss][name]
         assert span.low <= min(values) < max(values) <= span.high
 
 
@@ -110,15 +112,9 @@ def test_given_values_join_or_replace_the_grid_and_span_what_is_sampled() -> Non
 
 def test_the_command_line_tells_all_that_differs_from_the_recipe() -> None:
     recipe = recipes.build("cifar100_table4_noised_p00")
-    changed = configured(recipe, {"loss.epsilon": 0.5, "loss.n_samples": float("inf")})
-    changed = replace(
-        changed,
-        seed=3,
-        data=replace(changed.data, root="my data"),
-        optim=replace(changed.optim, milestones=()),
-        train=replace(changed.train, cuda_graph=False, compile=True),
-    )
-    assert command_line(changed) == (
+    changes = {"loss.epsilon": 0.5, "loss.n_samples": math.inf, "data.root": "my data", "optim.milestones": []}
+    config = changed(recipe, {**changes, "train.cuda_graph": False, "train.compile": True})
+    assert command_line(replace(config, seed=3)) == (
         "shortlist train cifar100_table4_noised_p00 --seed 3 --data.root 'my data' --loss.epsilon 0.5 "
         "--loss.n-samples inf --optim.milestones --train.compile --train.no-cuda-graph"
     )

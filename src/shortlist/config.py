@@ -11,6 +11,7 @@ import math
 import re
 import types
 import typing
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
@@ -219,7 +220,7 @@ class RunConfig:
 
     def key(self) -> str:
         """Short hash of everything but the seed: runs that share it differ by chance alone."""
-        settings = to_dict(self)
+        settings = to_dict(from_dict(to_dict(self)))  # where 5 is 5.0
         del settings["seed"]
         return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:10]
 
@@ -235,6 +236,24 @@ def to_dict(config: RunConfig) -> dict[str, Any]:
 def from_dict(settings: dict[str, Any]) -> RunConfig:
     """The inverse of ``to_dict``; an unknown or missing field is an error that names it."""
     return typing.cast(RunConfig, _build(RunConfig, settings, ""))
+
+
+Changes = Mapping[str, Any]
+"""Settings by their names on the command line, such as ``{"loss.k": 3}``."""
+
+
+def changed(config: RunConfig, changes: Changes) -> RunConfig:
+    """The configuration with some settings replaced.
+
+    Example:
+        >>> changed(RunConfig(), {"loss.k": 3, "train.epochs": 7}).train.epochs
+        7
+    """
+    settings = to_dict(config)
+    for name, value in changes.items():
+        section, _, setting = name.partition(".")
+        settings[section][setting] = value
+    return from_dict(settings)
 
 
 def _build(kind: type[Any], settings: Any, path: str) -> Any:

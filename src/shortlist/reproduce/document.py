@@ -66,7 +66,8 @@ def _notes(experiment: Experiment, results: Sequence[Result]) -> Iterator[str]:
     if "test_few" in experiment.metrics:
         yield _CLASS_SIZES
     yield _protocol(experiment)
-    yield f"Losses, in the first row: {'; '.join(_losses(experiment))}."
+    if len(experiment.columns) > 1:
+        yield f"Losses, in the first row: {'; '.join(_losses(experiment))}."
     if results:
         machines = ", ".join(dict.fromkeys(each.gpu for each in results))
         days = sorted(each.date[:10] for each in results)

@@ -1,18 +1,14 @@
 """What an experiment is: cells of a table, each of them one run of a recipe, at one of three scales."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatch
 from pathlib import Path
-from typing import Any
 
 from shortlist import recipes
-from shortlist.config import RunConfig, from_dict, to_dict
+from shortlist.config import Changes, RunConfig, changed
 from shortlist.errors import ShortlistError
 from shortlist.reproduce import Scale, tiny_data
-
-Changes = Mapping[str, Any]
-"""Settings by their names on the command line, such as ``{"loss.k": 3}``."""
 
 NONZERO_GRADIENTS = "nonzero_gradients"
 EPOCH_SECONDS = "epoch_seconds"
@@ -110,20 +106,6 @@ class Experiment:
             tiny = {**_TINY, "data.root": str(tiny_data.path(runs_root))}
             return changed(recipe, {**length, **cell.changes, **tiny})
         return changed(recipe, {**length, **_FAST, **self.settings, **cell.changes})
-
-
-def changed(config: RunConfig, changes: Changes) -> RunConfig:
-    """The configuration with some settings replaced.
-
-    Example:
-        >>> changed(RunConfig(), {"loss.k": 3, "train.epochs": 7}).train.epochs
-        7
-    """
-    settings = to_dict(config)
-    for name, value in changes.items():
-        section, _, setting = name.partition(".")
-        settings[section][setting] = value
-    return from_dict(settings)
 
 
 def scaled_milestones(recipe: RunConfig, epochs: int) -> list[int]:
