@@ -278,8 +278,6 @@ class _Search:
 
         report_new_epochs()  # of a run that was begun, or even finished, before
         if len(values) < epochs:
-            if config.train.compile:
-                torch.compiler.reset()  # it gives up on a network that it has compiled for several trials
             if torch.cuda.is_available():
                 gc.collect()  # the trainer before this one holds itself in a circle, and GPU memory with it
             trainer = Trainer(config, make_fabric(config), run, quiet=True, after_epoch=report_new_epochs)

@@ -1,5 +1,6 @@
 """The runs of an experiment, one after another; several processes can share them."""
 
+import functools
 import gc
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
@@ -9,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from shortlist.config import RunConfig
+from shortlist.config import ModelConfig, RunConfig
 from shortlist.data.catalogue import CATALOGUE
 from shortlist.errors import ShortlistError
 from shortlist.reproduce import Scale, tiny_data
@@ -91,18 +92,24 @@ def _done(experiment: Experiment, cell: Cell, config: RunConfig, runs_root: Path
 
 
 def _trained(experiment: Experiment, config: RunConfig, folder: Path, *, quiet: bool) -> RunFolder:
-    if config.train.compile:
-        _forget_earlier_runs()
+    _forget_earlier_runs(config)
     if NONZERO_GRADIENTS in experiment.metrics:
         return train_and_count(config, folder=folder, resume=True, quiet=quiet)
     return train(config, folder=folder, resume=True, quiet=quiet)
 
 
-def _forget_earlier_runs() -> None:
-    """Networks of before must neither count against the compiler's limit of variants nor keep memory of the GPU."""
+def _forget_earlier_runs(config: RunConfig) -> None:
+    """Networks of before must not keep the GPU's memory, nor others count against the compiler's limit of variants."""
     gc.collect()
-    torch.compiler.reset()
     torch.cuda.empty_cache()  # does nothing where there is no GPU
+    if config.train.compile:
+        _compile_afresh(config.model)
+
+
+@functools.lru_cache(maxsize=1)
+def _compile_afresh(model: ModelConfig) -> None:
+    """Called with the network of the call before, it does nothing: what was compiled for that serves this one too."""
+    torch.compiler.reset()
 
 
 def _explained(experiment: Experiment, failures: dict[str, list[str]], jobs: int) -> list[str]:
