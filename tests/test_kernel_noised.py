@@ -84,7 +84,9 @@ def fused(
     labels = noised._Labels(target.to(DEVICE), None, weight, -100)
     counters = noised._counters(scores.shape, k + 1, draws)
     seed = noised.Seed(torch.tensor([SEED] + [7] * counters, device=DEVICE), 0)
-    loss: Tensor = noised._NoisedHinge.apply(scores, labels, k + 1, 1.0, epsilon, draws, reduction, seed)
+    loss: Tensor = noised._NoisedHinge.apply(
+        scores, labels, noised._Settings(k + 1, 1.0, epsilon, draws, reduction), seed
+    )
     return loss
 
 

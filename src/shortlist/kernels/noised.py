@@ -82,8 +82,8 @@ def noised_hinge(
     )
     seed = new_seed(scores_RL.device, generator, counters=_counters(scores_RL.shape, k + 1, num_draws))
     # Whole numbers would be another type to the kernels, and the same key to the launchers.
-    settings = (k + 1, float(scale), float(epsilon), num_draws)
-    loss: Tensor = _NoisedHinge.apply(scores_RL, labels, *settings, reduction, seed)
+    settings = _Settings(k + 1, float(scale), float(epsilon), num_draws, reduction)
+    loss: Tensor = _NoisedHinge.apply(scores_RL, labels, settings, seed)
     return loss
 
 
@@ -155,6 +155,17 @@ class _Labels(NamedTuple):
     margins_L: Tensor | None
     weight_L: Tensor | None
     ignore_index: int
+
+
+class _Settings(NamedTuple):
+    """What does not differ from row to row."""
+
+    k: int
+    """The rank of the score that the label is measured against."""
+    scale: float
+    epsilon: float
+    num_draws: int
+    reduction: str
 
 
 class _Search:
@@ -241,22 +252,12 @@ class _RowResults:
 
 class _NoisedHinge(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any,
-        scores_RL: Tensor,
-        labels: _Labels,
-        k: int,
-        scale: float,
-        epsilon: float,
-        num_draws: int,
-        reduction: str,
-        seed: Seed,
-    ) -> Tensor:
-        rows = _RowResults(scores_RL.shape[0], num_draws, reduction, scores_RL.device)
-        draw = _launch_dense if _is_dense(scores_RL.shape[1], k) else _launch_lazy
-        draw(scores_RL, labels, rows, k, scale, epsilon, num_draws, seed)
+    def forward(ctx: Any, scores_RL: Tensor, labels: _Labels, settings: _Settings, seed: Seed) -> Tensor:
+        rows = _RowResults(scores_RL.shape[0], settings.num_draws, settings.reduction, scores_RL.device)
+        draw = _launch_dense if _is_dense(scores_RL.shape[1], settings.k) else _launch_lazy
+        draw(scores_RL, labels, settings, seed, rows)
         ctx.save_for_backward(labels.target_R, rows.classes_RB, rows.base_R, rows.total_share)
-        ctx.shape, ctx.dtype, ctx.reduction = scores_RL.shape, scores_RL.dtype, reduction
+        ctx.shape, ctx.dtype, ctx.reduction = scores_RL.shape, scores_RL.dtype, settings.reduction
         return rows.loss
 
     @staticmethod
@@ -264,7 +265,7 @@ class _NoisedHinge(torch.autograd.Function):
     def backward(ctx: Any, grad_loss: Tensor) -> tuple[Tensor | None, ...]:
         target_R, classes_RB, slope_R, total_share = ctx.saved_tensors
         if classes_RB.shape[1] > _MOST_DRAWS:
-            return _added_up(ctx, grad_loss), *(None,) * 7
+            return _added_up(ctx, grad_loss), None, None, None
         num_rows, num_classes = ctx.shape
         gradient_RL = torch.empty(ctx.shape, dtype=ctx.dtype, device=grad_loss.device)
         places = min(4096, power_of_2(num_classes))
@@ -278,7 +279,7 @@ class _NoisedHinge(torch.autograd.Function):
             kinds=(ctx.dtype, kind(grad_loss), kind(target_R)),
             num_warps=4,
         )
-        return gradient_RL, *(None,) * 7
+        return gradient_RL, None, None, None
 
 
 def _added_up(ctx: Any, grad_loss: Tensor) -> Tensor:
@@ -293,16 +294,8 @@ def _added_up(ctx: Any, grad_loss: Tensor) -> Tensor:
     return gradient_RL.scatter_add_(1, label_R1, -slope_R1).to(ctx.dtype)
 
 
-def _launch_dense(
-    scores_RL: Tensor,
-    labels: _Labels,
-    rows: _RowResults,
-    k: int,
-    scale: float,
-    epsilon: float,
-    num_draws: int,
-    seed: Seed,
-) -> None:
+def _launch_dense(scores_RL: Tensor, labels: _Labels, settings: _Settings, seed: Seed, rows: _RowResults) -> None:
+    k, scale, epsilon, num_draws, _ = settings
     num_rows, num_classes = scores_RL.shape
     places = power_of_2(num_classes)
     _draw_dense(
@@ -315,16 +308,8 @@ def _launch_dense(
     )
 
 
-def _launch_lazy(
-    scores_RL: Tensor,
-    labels: _Labels,
-    rows: _RowResults,
-    k: int,
-    scale: float,
-    epsilon: float,
-    num_draws: int,
-    seed: Seed,
-) -> None:
+def _launch_lazy(scores_RL: Tensor, labels: _Labels, settings: _Settings, seed: Seed, rows: _RowResults) -> None:
+    k, scale, epsilon, num_draws, _ = settings
     num_rows = scores_RL.shape[0]
     search = _Search(scores_RL, k, epsilon)
     search.prepare(labels, rows, None, seed.words)
