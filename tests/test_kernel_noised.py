@@ -20,7 +20,6 @@ from tests import noise_field
 
 pytest.importorskip("triton")
 noised = importlib.import_module("shortlist.kernels.noised")
-SEED_BITS = importlib.import_module("shortlist.kernels.words").SEED_BITS
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 SEED = 3_456_789_012
@@ -82,8 +81,8 @@ def fused(
     weight: Tensor | None = None,
 ) -> Tensor:
     labels = noised._Labels(target.to(DEVICE), None, weight, -100)
-    counters = noised._counters(scores.shape, k + 1, draws)
-    seed = noised.Seed(torch.tensor([SEED] + [7] * counters, device=DEVICE), 0)
+    words = torch.full((noised._words(scores.shape, k + 1, draws),), SEED, device=DEVICE)
+    seed = noised.Seed(words, 0)
     loss: Tensor = noised._NoisedHinge.apply(
         scores, labels, noised._Settings(k + 1, 1.0, epsilon, draws, reduction), seed
     )
@@ -150,6 +149,63 @@ def test_a_list_that_is_too_short_raises_the_threshold(
     assert ((scores.unsqueeze(-1) + 0.3 * noise > levels[-1][:, 0]).sum(1) > 8).all(), "the level let no more pass"
 
 
+def test_flat_rows_are_cold_and_the_level_comes_down(
+    lazy: Callable[[int], None], levels: list[Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lazy(1)
+    monkeypatch.setattr(noised, "_wanted", float)
+    monkeypatch.setattr(noised, "_capacity", lambda wanted: 32)
+    scores, target = draw(4, 2000, 0.1)
+    assert_as_plain(scores, target, 5, 1.0, 6, levels)
+    level_R1, cold_R1 = levels[-1].split(1, -1)
+    assert not (scores - level_R1 > cold_R1).any(), "no class is hot"
+    passing = (scores.unsqueeze(-1) + field(scores, levels[-1], 6) > level_R1.unsqueeze(-1)).sum(1)
+    assert (passing < 6).any(), "in some draw too few pass at first"
+
+
+@pytest.mark.parametrize("splits", [1, 2])
+@pytest.mark.parametrize("listed_at_once", [1024, 4])
+def test_rows_that_many_programs_read(
+    splits: int,
+    listed_at_once: int,
+    lazy: Callable[[int], None],
+    levels: list[Tensor],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Several parts in ``prepare``, several lists of hot classes, several blocks of the gradient."""
+    lazy(splits)
+    monkeypatch.setattr(noised, "_LISTED_AT_ONCE", listed_at_once)
+    monkeypatch.setattr(noised, "_TILES_READ", 64)
+    assert_as_plain(*draw(2, 4200, 1.0), 3, 0.5, 2, levels)
+
+
+def test_lists_of_parts_that_are_too_short_are_made_anew(
+    lazy: Callable[[int], None], levels: list[Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lazy(2)
+    monkeypatch.setattr(noised, "_capacity", lambda wanted: 8)
+    assert_as_plain(*draw(2, 700, 1.0), 2, 1.0, 2, levels)
+
+
+def test_more_rows_and_draws_than_are_added_at_once() -> None:
+    scores, target = draw(260, 3, 1.0)
+    each, mean = (fused(scores.to(DEVICE), target, 1, 0.5, 1, reduction) for reduction in ("none", "mean"))
+    torch.testing.assert_close(mean, each.mean())
+    scores, target = draw(1, 5, 1.0)
+    loss = fused(scores.to(DEVICE), target, 2, 0.5, 130)
+    noise = field(scores, None, 130)
+    expected = sl.functional.noised_topk_hinge(scores.double(), target, 2, epsilon=0.5, noise=noise, reduction="none")
+    torch.testing.assert_close(loss.cpu().double(), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_rows_without_loss_have_no_gradient_whatever_comes_back() -> None:
+    scores = torch.tensor([[5.0, 0.0, 0.0], [0.0, 5.0, 0.0]], device=DEVICE, requires_grad=True)
+    loss = fused(scores, torch.tensor([0, 0]), 1, 0.1, 2)
+    (gradient,) = torch.autograd.grad(loss, scores, torch.tensor([math.inf, 1.0], device=DEVICE))
+    assert (gradient[0] == 0).all()
+    assert gradient[1].abs().sum() > 0
+
+
 def test_a_row_with_more_hot_classes_than_can_be_listed_does_without(
     lazy: Callable[[int], None], levels: list[Tensor]
 ) -> None:
@@ -167,7 +223,7 @@ def test_chunks_that_challenge_give_the_best_of_all(
 ) -> None:
     """Also where a chunk is better than all before it, or worse."""
     monkeypatch.setattr(kernels, "usable", lambda scores: True)
-    monkeypatch.setattr(noised, "can_challenge", lambda scores, places: True)
+    monkeypatch.setattr(noised, "can_challenge", lambda *_: True)
     seed = noised.Seed(torch.tensor([SEED], device=DEVICE), 0)
     monkeypatch.setattr(noised, "new_seed", lambda device, generator: seed)
     scores, _ = draw(2, sum(chunks), 1.0)
@@ -186,6 +242,18 @@ def test_chunks_that_challenge_give_the_best_of_all(
     assert (standings.spoil_R == 0).all()
 
 
+def test_places_that_nobody_holds_are_open_to_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel measures from the least that holds a place: where there is none, it must not be asked."""
+    monkeypatch.setattr(kernels, "usable", lambda scores: True)
+    monkeypatch.setattr(noised, "can_challenge", lambda chunk, places, *_: chunk.shape[1] > places)
+    scores = draw(2, 203, 1.0)[0].to(DEVICE)
+    standings = Standings(2, 2, 4, epsilon=0.4, dtype=torch.float32, device=torch.device(DEVICE))
+    standings.add(scores[:, :3].contiguous(), 0)
+    standings.add(scores[:, 3:].contiguous(), 3)
+    assert standings.values_RBK.isfinite().all()
+    assert (standings.classes_RBK >= 3).any()
+
+
 def best(scores: Tensor, noise: Tensor, epsilon: float, places: int, first_class: int) -> tuple[Tensor, Tensor]:
     values, classes = (scores.unsqueeze(-1) + epsilon * noise).transpose(1, 2).topk(places)
     return values, classes + first_class
@@ -193,7 +261,7 @@ def best(scores: Tensor, noise: Tensor, epsilon: float, places: int, first_class
 
 def test_bad_scores_spoil_their_row_in_any_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernels, "usable", lambda scores: True)
-    monkeypatch.setattr(noised, "can_challenge", lambda scores, places: True)
+    monkeypatch.setattr(noised, "can_challenge", lambda *_: True)
     scores, _ = draw(3, 300, 1.0)
     scores[0, 3], scores[2, 299] = math.nan, math.inf
     standings = Standings(3, 1, 2, epsilon=0.4, dtype=torch.float32, device=torch.device(DEVICE))
@@ -276,11 +344,6 @@ def test_ignored_rows_have_neither_loss_nor_gradient_whatever_is_in_them() -> No
         (gradient,) = torch.autograd.grad(loss, here)
         assert (gradient[torch.tensor(target) == -100] == 0).all()
         assert loss.isfinite() == (target[0] == 3), "the mean of no rows is not a number"
-
-
-def test_a_seed_has_room_for_as_many_programs_as_a_grid() -> None:
-    programs = 2**31 - 1
-    assert (programs << SEED_BITS) < 2**63
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])

@@ -47,7 +47,7 @@ class Standings:
         self.values_RBK = torch.full((rows, draws, places), -math.inf, dtype=dtype, device=device)
         self.classes_RBK = torch.zeros((rows, draws, places), dtype=torch.int64, device=device)
         self.spoil_R = torch.zeros(rows, dtype=dtype, device=device)
-        self._has_entrants = False
+        self._entrants = 0
         self._seed: Seed | None = None
 
     def add(
@@ -65,7 +65,9 @@ class Standings:
         if noise_RCB is None and self.epsilon > 0 and kernels.usable(scores_RC):
             from shortlist.kernels import noised
 
-            if noised.can_challenge(scores_RC, places):
+            # The kernel measures from the least that holds a place, so all of them must be held, or none.
+            held = self._entrants == 0 or self._entrants >= places
+            if held and noised.can_challenge(scores_RC, places, self.epsilon, draws):
                 self._challenge(scores_RC, first_class, generator)
                 return
         scores_RC = working(scores_RC)
@@ -87,9 +89,9 @@ class Standings:
             self._seed = noised.new_seed(scores_RC.device, generator)
         places = self.values_RBK, self.classes_RBK
         noised.challenge(
-            *places, self.spoil_R, scores_RC, first_class, self.epsilon, self._seed, first=not self._has_entrants
+            *places, self.spoil_R, scores_RC, first_class, self.epsilon, self._seed, first=self._entrants == 0
         )
-        self._has_entrants = True
+        self._entrants += scores_RC.shape[1]
 
     def enter(self, values_RBP: Tensor, classes_RBP: Tensor) -> None:
         """Let classes compete with perturbed scores that are known already."""
@@ -97,7 +99,7 @@ class Standings:
         classes = torch.cat((self.classes_RBK, classes_RBP), -1)
         self.values_RBK, winners_RBK = values.topk(self.values_RBK.shape[-1])
         self.classes_RBK = classes.gather(-1, winners_RBK)
-        self._has_entrants = True
+        self._entrants += values_RBP.shape[-1]
 
     def last_place(self) -> tuple[Tensor, Tensor]:
         """``(R, B)`` K-th largest perturbed scores, and their classes."""

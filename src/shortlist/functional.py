@@ -423,7 +423,7 @@ def _noised_hinge(
         if weight is not None:
             check_floating("weight", weight)
             check_per_class("weight", weight, num_classes)
-        if noised.can_take(k, epsilon):
+        if noised.can_take(num_classes, k, epsilon, int(n_samples)):
             loss = noised.noised_hinge(
                 scores, target, k, margins_L, scale, epsilon, int(n_samples), generator, weight, ignore_index, reduction
             )

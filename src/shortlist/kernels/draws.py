@@ -18,7 +18,7 @@ from shortlist.kernels.random import (
     uniform,
     upper_tail,
 )
-from shortlist.kernels.words import is_last, seed_of
+from shortlist.kernels.words import is_last, seed_of, splits_counter
 
 # After so many tries at a threshold something is badly wrong, and the loss should say so.
 _TRIES = tl.constexpr(100)
@@ -45,7 +45,6 @@ def draw_dense(
     k,
     num_draws,
     epsilon,
-    margin,
     scale,
     ignore_index,
     PLACES: tl.constexpr,
@@ -71,7 +70,7 @@ def draw_dense(
     at = tl.min(tl.where(inside & (value == kth), place, num_classes - 1), 0)
     store_base(
         scores, target, margins, class_weights, base_R, share_R, row, level, finite,
-        num_classes, row_stride, margin, ignore_index, HAS_MARGINS, HAS_WEIGHTS,
+        num_classes, row_stride, ignore_index, HAS_MARGINS, HAS_WEIGHTS,
     )  # fmt: skip
     tl.store(values_RB + row * num_draws + draw, kth)
     tl.store(classes_RB + row * num_draws + draw, at)
@@ -146,7 +145,7 @@ def draw_lazy(
     last = True
     if SPLITS > 1:
         tl.store(counts_RBS + cell * SPLITS + split, filled)
-        last = is_last(words + 1 + 2 * num_rows + cell, SPLITS)
+        last = is_last(splits_counter(words, num_rows, cell), SPLITS)
     if last:
         entry = tl.arange(0, SPLITS * CAPACITY)
         listed = entry < filled

@@ -3,13 +3,13 @@
 import triton
 import triton.language as tl
 
-from shortlist.kernels.words import is_last
+from shortlist.kernels.words import draws_counter, is_last
 
 
 @triton.jit
 def store_base(
     scores, target, margins, class_weights, base_R, share_R, row, level, finite,
-    num_classes, row_stride, margin, ignore_index, HAS_MARGINS: tl.constexpr, HAS_WEIGHTS: tl.constexpr,
+    num_classes, row_stride, ignore_index, HAS_MARGINS: tl.constexpr, HAS_WEIGHTS: tl.constexpr,
 ):  # fmt: skip
     """The hinge without its rivals, ``margin + level - s_y`` (-inf for an ignored row), and the weight of the row."""
     label = tl.load(target + row)
@@ -18,6 +18,7 @@ def store_base(
     # A label out of range has no score, and its loss is NaN.
     own = tl.load(scores + row * row_stride + label, mask=known, other=float("nan")).to(tl.float32)
     share = tl.where(kept, 1.0, 0.0)
+    margin = 1.0
     if HAS_MARGINS:
         margin = tl.load(margins + label, mask=known, other=0.0)
     if HAS_WEIGHTS:
@@ -33,13 +34,8 @@ def finish(
     base_R, share_R, values_RB, words, loss_R, reduced, total_share, row, num_rows, num_draws, scale,
     REDUCTION: tl.constexpr, ROWS: tl.constexpr, DRAWS: tl.constexpr,
 ):  # fmt: skip
-    """The loss of a row by the last of its draws, and the sum of the losses by the last of the rows.
-
-    Args:
-        words: The first counts rows, those after it the draws of each row.
-        reduced: Their sum or mean; nothing without a reduction.
-    """
-    if is_last(words + 1 + row, num_draws):
+    """The loss of a row by the last of its draws, and ``reduced``, their sum or mean, by the last of the rows."""
+    if is_last(draws_counter(words, row), num_draws):
         rival = tl.zeros([DRAWS], tl.float32)
         for first in range(0, num_draws, DRAWS):
             draw = first + tl.arange(0, DRAWS)
@@ -89,9 +85,11 @@ def backward(
     place = first + tl.arange(0, PLACES)
     gradient_row = gradient + row * num_classes
     tl.store(gradient_row + place, tl.zeros([PLACES], gradient.dtype.element_ty), mask=place < num_classes)
-    slope = tl.load(slope_R + row) * tl.load(grad_loss + (row if REDUCTION == 0 else 0)).to(tl.float32)
+    slope = tl.load(slope_R + row)
+    scale = tl.load(grad_loss + (row if REDUCTION == 0 else 0)).to(tl.float32)
     if REDUCTION == 1:
-        slope = tl.where(slope == 0, 0.0, slope / tl.load(total_share))
+        scale = scale / tl.load(total_share)
+    slope = tl.where(slope == 0, 0.0, slope * scale)  # even if that is not finite
     label = tl.load(target + row)
     draw = tl.arange(0, DRAWS)
     chosen = tl.load(classes_RB + row * num_draws + draw, mask=draw < num_draws, other=-1)

@@ -9,7 +9,7 @@ import triton.language as tl
 
 from shortlist.kernels.hinge import store_base
 from shortlist.kernels.random import upper_tail
-from shortlist.kernels.words import is_last
+from shortlist.kernels.words import is_last, parts_counter
 
 # Classes closer to the level than so many epsilons, or above it, are hot: the further this reaches, the fewer tiles
 # have to be looked into. Where too many tiles hold a hot class, it reaches less far.
@@ -41,7 +41,6 @@ def prepare(
     epsilon,
     steepness,
     wanted,
-    margin,
     ignore_index,
     T: tl.constexpr,
     TILES: tl.constexpr,
@@ -56,7 +55,7 @@ def prepare(
     HAS_MARGINS: tl.constexpr,
     HAS_WEIGHTS: tl.constexpr,
 ):
-    """Summarise some tiles of a row; the last program of the row sets its level and, unless that is long, lists.
+    """Summarise some tiles of a row; the last program of the row sets its level and, if BLOCK has room for it, lists.
 
     A tile's summary is its largest score, NaN if one is not finite, and the number of classes as good as that. The
     latter is kept in ``limits`` until the limit of the tile takes its place.
@@ -78,7 +77,7 @@ def prepare(
     weight = tl.sum(tl.exp2((score - best[:, None]) * steepness), 1)
     tl.store(maxima_row + tile, tl.where(broken, float("nan"), best), mask=tile < num_tiles)
     tl.store(limits_row + tile, weight, mask=tile < num_tiles)
-    if is_last(words + 1 + num_rows + row, parts):
+    if is_last(parts_counter(words, num_rows, row), parts):
         level, finite = _level(maxima_row, limits_row, num_tiles, epsilon, steepness, wanted, LANES, FOLD)
         cold = _cold_limit(maxima_row, num_tiles, level, epsilon, BLOCK)
         tl.store(level_R + row, tl.where(finite, level, float("nan")))
@@ -89,16 +88,14 @@ def prepare(
         if HAS_LABELS:
             store_base(
                 scores, target, margins, class_weights, base_R, share_R, row, level, finite,
-                num_classes, row_stride, margin, ignore_index, HAS_MARGINS, HAS_WEIGHTS,
+                num_classes, row_stride, ignore_index, HAS_MARGINS, HAS_WEIGHTS,
             )  # fmt: skip
         if LISTS:
             tl.debug_barrier()
-            for start in range(0, num_tiles, BLOCK):
-                _list_hot_of(
-                    scores_row, maxima_row, limits_row, queue + row * num_tiles + start, hot_found_R + row,
-                    hot_classes + row * HOT, start + tl.arange(0, BLOCK), level, cold, num_classes, num_tiles,
-                    epsilon, T, CELLS, HOT,
-                )  # fmt: skip
+            _list_hot_of(
+                scores_row, maxima_row, limits_row, queue + row * num_tiles, hot_found_R + row, hot_classes + row * HOT,
+                tl.arange(0, BLOCK), level, cold, num_classes, num_tiles, epsilon, T, CELLS, HOT,
+            )  # fmt: skip
 
 
 @triton.jit

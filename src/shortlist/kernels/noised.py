@@ -15,8 +15,8 @@ The noise is a function of the seed and of where it is used (``shortlist.kernels
 order, sees the same noise, and the law is that of independent normals, to the 32 bits of its uniforms. The level
 decides which classes are hot, but it depends on the scores alone.
 
-The last program to finish computes the loss of all rows and its reduction. Backward writes zeros and the B + 1 entries
-of each row.
+The last draw of a row to finish computes its loss, and the last row their reduction. Backward writes zeros and the
+B + 1 entries of each row.
 
 Where classes arrive in chunks (``challenge``), the K + 1 best so far are listed first, and the level of a later chunk
 is the value that a class must pass to get among them in any draw: that hangs on what other classes have drawn, not on
@@ -35,7 +35,7 @@ from torch.autograd.function import once_differentiable
 from shortlist._noise import rank_key
 from shortlist.kernels import draws, hinge, levels
 from shortlist.kernels.launch import Launcher, divided_up, kind, power_of_2
-from shortlist.kernels.words import SEED_BITS
+from shortlist.kernels.words import SEED_BITS, words_needed
 
 _prepare = Launcher(levels.prepare)
 _list_hot = Launcher(levels.list_hot)
@@ -48,11 +48,15 @@ _backward = Launcher(hinge.backward)
 _TILE = 32
 _REDUCTIONS = {"none": 0, "mean": 1, "sum": 2}
 # Rows up to this length are perturbed outright; up to the second one where K is large too.
-_DENSE, _MOST_DENSE = 2048, 4096
+_DENSE, _MOST_DENSE = 2048, 16384
 # What the one warp of a draw works on at once: lanes, tiles of each lane, hot classes.
 _LANES, _FOLD, _CELLS = 32, 16, 128
+# Tiles that a program reads: of ``prepare``, which goes on to list, and of ``list_hot``; of ``survey``.
+_TILES_READ, _TILES_SURVEYED = 128, 64
 # The hot classes of up to so many tiles are listed by one program; it is done before the others have read their rows.
 _LISTED_AT_ONCE = 1024
+# Classes that a program looks at together for its list, in ``prepare`` and in ``list_hot``.
+_CELLS_LISTED, _CELLS_LISTED_APART = 4096, 512
 # Backward compares the classes of so many draws with each other.
 _MOST_DRAWS = 128
 # Programs that fill a large GPU.
@@ -80,7 +84,7 @@ def noised_hinge(
         None if weight_L is None else weight_L.contiguous(),
         ignore_index,
     )
-    seed = new_seed(scores_RL.device, generator, counters=_counters(scores_RL.shape, k + 1, num_draws))
+    seed = new_seed(scores_RL.device, generator, words=_words(scores_RL.shape, k + 1, num_draws))
     # Whole numbers would be another type to the kernels, and the same key to the launchers.
     settings = _Settings(k + 1, float(scale), float(epsilon), num_draws, reduction)
     loss: Tensor = _NoisedHinge.apply(scores_RL, labels, settings, seed)
@@ -95,20 +99,23 @@ class Seed(NamedTuple):
     key: int
 
 
-def new_seed(device: torch.device, generator: torch.Generator | None, *, counters: int = 0) -> Seed:
+def new_seed(device: torch.device, generator: torch.Generator | None, *, words: int = 1) -> Seed:
     # On the device: the host need not wait for it, and a captured graph draws anew each time.
-    words = torch.randint(1 << SEED_BITS, (1 + counters,), device=device, generator=generator)
-    return Seed(words, rank_key(generator))
+    drawn = torch.randint(1 << SEED_BITS, (words,), device=device, generator=generator)
+    return Seed(drawn, rank_key(generator))
 
 
-def can_take(k: int, epsilon: float) -> bool:
-    """Whether the lists of a draw fit one warp, and float32 knows such an epsilon."""
-    return _capacity(_wanted(k + 1)) <= 8192 and epsilon > 1e-37
+def can_take(num_classes: int, k: int, epsilon: float, num_draws: int) -> bool:
+    """Whether a grid has room for the draws, a warp for their lists, and float32 for such an epsilon."""
+    fits = num_draws < 1 << 16 and epsilon > 1e-37
+    return fits and (_is_dense(num_classes, k + 1) or _is_roomy(num_classes, k + 1))
 
 
-def can_challenge(scores_RC: Tensor, places: int) -> bool:
+def can_challenge(scores_RC: Tensor, places: int, epsilon: float, num_draws: int) -> bool:
     """Whether ``challenge`` takes such a chunk, and is worth it."""
-    return scores_RC.shape[1] > _DENSE and divided_up(scores_RC.shape[1], _TILE) >= 2 * _wanted(places)
+    num_classes = scores_RC.shape[1]
+    fits = can_take(num_classes, places - 1, epsilon, num_draws) and num_draws * places <= 1 << 16
+    return fits and num_classes > _DENSE and _is_roomy(num_classes, places)
 
 
 def challenge(
@@ -131,7 +138,8 @@ def challenge(
     epsilon = float(epsilon)
     search = _Search(scores_RC, k, epsilon)
     if first:
-        words = torch.zeros(1 + 2 * scores_RC.shape[0], dtype=torch.int64, device=scores_RC.device)
+        count = words_needed(scores_RC.shape[0], parts=True, split_draws=0)
+        words = torch.zeros(count, dtype=torch.int64, device=scores_RC.device)
         search.prepare(None, None, spoil_R, words)
     else:
         search.survey(values_RBK, spoil_R)
@@ -176,7 +184,7 @@ class _Search:
         self.scores_RL, self.epsilon, self.wanted = scores_RL, epsilon, _wanted(k)
         self.num_tiles = divided_up(scores_RL.shape[1], _TILE)
         # Room for the hot classes of a row: in flat rows about twenty times those that should pass.
-        self.hot = power_of_2(max(256, int(24 * self.wanted)))
+        self.hot = power_of_2(min(max(256, int(24 * self.wanted)), scores_RL.shape[1]))
         tiles = num_rows * self.num_tiles
         floats = torch.empty(2 * tiles + 2 * num_rows, dtype=torch.float32, device=device)
         sizes = [tiles, tiles, num_rows, num_rows]
@@ -200,19 +208,19 @@ class _Search:
         has = (labels is not None, margins_L is not None, weight_L is not None)
         steepness = min(_steepness(self.scores_RL.shape[1], self.wanted) / self.epsilon, 1e30)
         _prepare(
-            (self.scores_RL.shape[0] * divided_up(self.num_tiles, 128), 1, 1),
+            (self.scores_RL.shape[0] * divided_up(self.num_tiles, _TILES_READ), 1, 1),
             (self.scores_RL, *loss, *self.found(), self._queue, words, spoil_R, base_R, share_R),
-            (*self.shape, self.epsilon, steepness, self.wanted, 1.0, ignore_index),
-            (_TILE, 128, lanes, fold, block, 4096, self.hot, lists, spoil_R is not None, *has),
+            (*self.shape, self.epsilon, steepness, self.wanted, ignore_index),
+            (_TILE, _TILES_READ, lanes, fold, block, _CELLS_LISTED, self.hot, lists, spoil_R is not None, *has),
             kinds=(*self.kinds, *map(kind, loss)),
             num_warps=8,
         )
         if not lists:
             _list_hot(
-                (self.scores_RL.shape[0], divided_up(self.num_tiles, 128), 1),
+                (self.scores_RL.shape[0], divided_up(self.num_tiles, _TILES_READ), 1),
                 (self.scores_RL, *self.found(), self._queue),
                 (*self.shape, self.epsilon),
-                (_TILE, 128, 512, self.hot),
+                (_TILE, _TILES_READ, _CELLS_LISTED_APART, self.hot),
                 kinds=self.kinds,
                 num_warps=1,
             )
@@ -222,10 +230,10 @@ class _Search:
         held = values_RBK[0].numel()
         self.hot_found_R.zero_()  # where prepare does so itself
         _survey(
-            (self.scores_RL.shape[0], divided_up(self.num_tiles, 64), 1),
+            (self.scores_RL.shape[0], divided_up(self.num_tiles, _TILES_SURVEYED), 1),
             (self.scores_RL, *self.found(), spoil_R, values_RBK),
             (*self.shape, held, self.epsilon),
-            (_TILE, 64, self.hot, power_of_2(held)),
+            (_TILE, _TILES_SURVEYED, self.hot, power_of_2(held)),
             kinds=self.kinds,
             num_warps=4,
         )
@@ -235,7 +243,7 @@ class _Search:
 
 
 class _RowResults:
-    """What the draws leave, and the last program makes the loss of."""
+    """What the draws leave, and the loss is made of."""
 
     def __init__(self, num_rows: int, num_draws: int, reduction: str, device: torch.device) -> None:
         floats = torch.empty(4 + num_rows * (3 + num_draws), dtype=torch.float32, device=device)
@@ -301,7 +309,7 @@ def _launch_dense(scores_RL: Tensor, labels: _Labels, settings: _Settings, seed:
     _draw_dense(
         (num_rows, num_draws, 1),
         (scores_RL, labels.target_R, labels.margins_L, labels.weight_L, seed.words, *rows.pointers()),
-        (num_rows, num_classes, scores_RL.stride(0), seed.key, k, num_draws, epsilon, 1.0, scale, labels.ignore_index),
+        (num_rows, num_classes, scores_RL.stride(0), seed.key, k, num_draws, epsilon, scale, labels.ignore_index),
         (places, labels.margins_L is not None, labels.weight_L is not None, *rows.finish),
         kinds=(kind(scores_RL), *map(kind, labels[:3])),
         num_warps=max(1, min(16, places // 512)),
@@ -329,18 +337,21 @@ def _launch_lazy(scores_RL: Tensor, labels: _Labels, settings: _Settings, seed: 
 
 
 def _is_dense(num_classes: int, k: int) -> bool:
-    # With most tiles holding one of the K largest there is nothing to be lazy about.
-    crowded = num_classes <= _MOST_DENSE and divided_up(num_classes, _TILE) < 2 * _wanted(k)
-    return num_classes <= _DENSE or crowded
+    return num_classes <= _DENSE or (num_classes <= _MOST_DENSE and not _is_roomy(num_classes, k))
 
 
-def _counters(shape: torch.Size, k: int, num_draws: int) -> int:
-    """Words that count, beside the first: the draws of each row; its parts in ``prepare``; the parts of each draw."""
+def _is_roomy(num_classes: int, k: int) -> bool:
+    """Whether a row can be searched lazily: most of its tiles hold none of the K largest, and these fit one warp."""
+    wanted = _wanted(k)
+    return divided_up(num_classes, _TILE) >= 2 * wanted and _capacity(wanted) <= 8192
+
+
+def _words(shape: torch.Size, k: int, num_draws: int) -> int:
     num_rows, num_classes = shape
     if _is_dense(num_classes, k):
-        return num_rows
+        return words_needed(num_rows, parts=False, split_draws=0)
     splits = _splits(num_rows * num_draws, divided_up(num_classes, _TILE), _capacity(_wanted(k)))
-    return num_rows * (2 + (num_draws if splits > 1 else 0))
+    return words_needed(num_rows, parts=True, split_draws=num_draws if splits > 1 else 0)
 
 
 def _wanted(k: int) -> float:
