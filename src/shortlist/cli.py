@@ -9,10 +9,10 @@ import difflib
 import json
 import os
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 from rich.console import Console
@@ -25,7 +25,10 @@ from shortlist.config import RunConfig
 from shortlist.errors import ShortlistError
 from shortlist.reproduce import Scale
 
-_FILE_WIDTH = 1000
+if TYPE_CHECKING:
+    from shortlist.reproduce.experiment import Experiment
+
+_WIDTH = 1000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,9 +116,13 @@ def predict(arguments: list[str]) -> None:
     from shortlist.predicting import Predictor, image_files
     from shortlist.runs import RunFolder
 
+    if not parsed.images:
+        raise ShortlistError("name image files, or folders of them")
     files = image_files(parsed.images)
     run = RunFolder.existing(parsed.run)
-    k = parsed.k or run.config.loss.k
+    k = run.config.loss.k if parsed.k is None else parsed.k
+    if k < 1:
+        raise ShortlistError(f"-k must be at least 1, got {k}")
     table = Table("image", *(f"{place + 1}" for place in range(k)), box=None, pad_edge=False)
     for path, suggestions in Predictor(run, parsed.device).suggest(files, k):
         if parsed.json:
@@ -206,17 +213,17 @@ class _BenchArguments:
     """The measurements, a row each; rows that it already has stay."""
     device: str = "auto"
     """Where to measure."""
-    document: tuple[Path, ...] = ()
+    document: tuple[Path, ...] | None = None
     """Measure nothing: from these CSV files make the tables and plots of performance.md in the folder named last."""
 
 
 def bench(arguments: list[str]) -> None:
     """Measure every speed figure beside its peers: shortlist bench [SUITE ...]"""
     parsed = _parse(_BenchArguments, arguments, "bench")
-    if parsed.document:
+    if parsed.document is not None:
         from shortlist.bench.document import write_performance
 
-        *files, folder = parsed.document
+        *files, folder = parsed.document or [Path()]
         print(write_performance(files, folder))
         return
 
@@ -268,6 +275,7 @@ def reproduce(arguments: list[str]) -> None:
     for name in parsed.names:
         if name not in known:
             raise ShortlistError(f"there is no table or figure {name!r}: {_close_to(name, known)}")
+    _check_patterns(parsed.only, [EXPERIMENTS[name] for name in parsed.names if name in EXPERIMENTS])
     failures: list[str] = []
     pictures = parsed.results / "smoke" if parsed.scale == "smoke" else figures_folder(parsed.docs)
     for name in parsed.names:
@@ -287,9 +295,19 @@ def reproduce(arguments: list[str]) -> None:
         if found:
             print(EXPERIMENTS[name].title)
             _print_table(terminal_table(EXPERIMENTS[name], found))
-            print(*from_results.draw(name, found, pictures), sep="\n")
+            for path in from_results.draw(name, found, pictures):
+                print(path)
     if failures:
         raise ShortlistError("\n".join(failures))
+
+
+def _check_patterns(patterns: Sequence[str], experiments: "Sequence[Experiment]") -> None:
+    """Each of them must mean something in one of the experiments, and some of them something in each."""
+    for experiment in experiments:
+        experiment.selected(patterns)
+    for pattern in patterns:
+        if not any(cell.matches(pattern) for experiment in experiments for cell in experiment.cells):
+            raise ShortlistError(f"--only {pattern} means no cell of {', '.join(each.name for each in experiments)}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -371,6 +389,11 @@ def main() -> None:
     except ShortlistError as wrong:
         _say(f"shortlist {name}: {wrong}")
         sys.exit(1)
+    except OSError as wrong:
+        if wrong.filename is None:
+            raise
+        _say(f"shortlist {name}: cannot use {wrong.filename}: {wrong.strerror}")
+        sys.exit(1)
     except KeyboardInterrupt as stopped:
         _say(f"shortlist {name}: {str(stopped) or 'stopped'}")
         sys.exit(130)
@@ -381,8 +404,8 @@ def _parse(kind: type[Any], arguments: list[str], name: str, **options: Any) -> 
 
 
 def _print_table(table: Table) -> None:
-    """As wide as the window; in a file, as wide as it takes."""
-    Console(highlight=False, markup=False, width=None if sys.stdout.isatty() else _FILE_WIDTH).print(table)
+    """As wide as it takes: a window can wrap its lines, but not bring back what was cut off."""
+    Console(highlight=False, markup=False, width=_WIDTH).print(table)
 
 
 def _parse_recipe(kind: type[RunConfig], arguments: list[str], command: str) -> tuple[Any, RunConfig]:

@@ -195,7 +195,7 @@ class RunConfig:
         if self.optim.schedule == "step" and any(not 0 < m < self.train.epochs for m in self.optim.milestones):
             raise ShortlistError(
                 f"optim.milestones must lie between 0 and train.epochs = {self.train.epochs}, "
-                f"got {self.optim.milestones}"
+                f"got {self.optim.milestones}: a run of another length needs --optim.milestones of its own"
             )
         if self.train.batch_size % self.train.accumulate:
             raise ShortlistError(

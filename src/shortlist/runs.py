@@ -14,7 +14,6 @@ final.json         the result, written last: its presence means that the run has
 """
 
 import errno
-import fcntl
 import hashlib
 import io
 import json
@@ -36,13 +35,17 @@ from torch import Tensor
 
 from shortlist.config import RunConfig, from_dict, to_dict
 from shortlist.errors import ShortlistError
-from shortlist.whole_files import WRITING, written_whole
+from shortlist.whole_files import WRITING, locked, written_whole
 
 _CHECKPOINTS_KEPT = 2
 
 
 class InUseError(ShortlistError):
     """Another process is writing to the run."""
+
+
+class FinishedError(ShortlistError):
+    """The run has a result already."""
 
 
 class RunFolder:
@@ -78,14 +81,9 @@ class RunFolder:
     @contextmanager
     def claim(self, config: RunConfig, *, resume: bool) -> Iterator[None]:
         """Hold the folder for writing; refuse one that is in use, finished, another run's, or not to be resumed."""
-        self.path.mkdir(parents=True, exist_ok=True)
-        lock = (self.path / ".lock").open("w")
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            lock.close()
-            raise InUseError(f"{self.path} is in use by another process") from None
-        with lock:
+        with _explained(self.path):
+            self.path.mkdir(parents=True, exist_ok=True)
+        with self._lock():
             for leftover in self.path.rglob(f"{WRITING}*"):  # of a writer that was killed
                 leftover.unlink()
             self._check_claim(config, resume=resume)
@@ -93,12 +91,26 @@ class RunFolder:
                 self.write_json("config.json", to_dict(config))
             yield
 
+    @contextmanager
+    def _lock(self) -> Iterator[None]:
+        try:
+            with locked(self.path / ".lock", wait=False):
+                yield
+        except BlockingIOError:
+            raise InUseError(f"{self.path} is in use by another process") from None
+
+    def check_free(self) -> None:
+        """Refuse, before any work, a folder that another process is writing to."""
+        if self.path.is_dir():
+            with self._lock():
+                pass
+
     def _check_claim(self, config: RunConfig, *, resume: bool) -> None:
         if (self.path / "config.json").exists():
             if self.config != config:
                 raise ShortlistError(f"{self.path} holds a run with another configuration; choose another folder")
             if self.finished:
-                raise ShortlistError(f"{self.path} has already finished; `shortlist report {self.path}` shows it")
+                raise FinishedError(f"{self.path} has already finished; `shortlist report {self.path}` shows it")
             if not resume and (self.path / "checkpoints").exists():
                 raise ShortlistError(f"{self.path} holds a run that was interrupted; add --resume to go on with it")
         elif any(found.name != ".lock" for found in self.path.iterdir()):
@@ -201,7 +213,7 @@ def _explained(path: Path) -> Iterator[None]:
         yield
     except OSError as wrong:
         full = wrong.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-        advice = "; make room and add --resume to go on" if full else ""
+        advice = "; make room and give the command again (shortlist train with --resume)" if full else ""
         raise ShortlistError(f"cannot write {path}: {wrong.strerror}{advice}") from wrong
 
 

@@ -78,7 +78,7 @@ def train(config: RunConfig, *, folder: Path | None = None, resume: bool = False
 
     Raises:
         ShortlistError: Bad data or settings, a folder that is taken, a loss that is not finite, a full disk.
-        Interrupted: SIGINT or SIGTERM came; a checkpoint was written.
+        Interrupted: SIGINT or SIGTERM came; a checkpoint was written, or no step was left and the run has finished.
     """
     fabric = make_fabric(config)
     run = RunFolder(folder or default_folder(config))
@@ -87,6 +87,8 @@ def train(config: RunConfig, *, folder: Path | None = None, resume: bool = False
         fabric.barrier()
         trainer.fit()
         trainer.test()
+    if trainer.stop_asked:
+        raise Interrupted(f"stopped; {run.path} has finished")
     return run
 
 

@@ -229,11 +229,15 @@ class _Search:
             if not waiting and len(living) >= self._wanted:
                 return None
             trial = self._study.ask(self._distributions)  # the first that waits, or else a new one
-            trial.set_user_attr(_WORKER, self._worker)
-            trial.set_user_attr(_HEARD, time.time())
-            if self._may_run(trial):
-                return trial
-            self._study.tell(trial, state=TrialState.FAIL)  # another process was faster
+            try:
+                trial.set_user_attr(_WORKER, self._worker)
+                trial.set_user_attr(_HEARD, time.time())
+                if self._may_run(trial):
+                    return trial
+                self._study.tell(trial, state=TrialState.FAIL)  # another process was faster
+            except BaseException:
+                self._give_back(trial.number, trial.params)
+                raise
 
     def _may_run(self, trial: Trial) -> bool:
         if self._points and _SETTINGS not in trial.user_attrs:
@@ -243,11 +247,11 @@ class _Search:
 
     def run(self, trial: Trial) -> None:
         """Train a trial, or what is left of it, and tell the study."""
-        config = changed(self._config, trial.params)
-        run = RunFolder(default_folder(config))
-        chosen = ", ".join(f"{name} {value:.4g}" for name, value in trial.params.items())
-        self._say(f"trial {trial.number}: {chosen} -> {run.path}")
         try:
+            config = changed(self._config, trial.params)
+            run = RunFolder(default_folder(config))
+            chosen = ", ".join(f"{name} {value:.4g}" for name, value in trial.params.items())
+            self._say(f"trial {trial.number}: {chosen} -> {run.path}")
             value = self._best_value(trial, config, run)
         except (TrialPruned, DivergedError) as ended:
             trial.set_user_attr(_NOTE, str(ended))

@@ -1,5 +1,6 @@
-"""Files that are there whole or not at all, whatever happens on the way."""
+"""Files that are there whole or not at all, whatever happens on the way, and files that are locked."""
 
+import fcntl
 import os
 import secrets
 from collections.abc import Iterator
@@ -25,3 +26,15 @@ def written_whole(path: Path) -> Iterator[BinaryIO]:
     except BaseException:
         partial.unlink(missing_ok=True)
         raise
+
+
+@contextmanager
+def locked(path: Path, *, wait: bool = True) -> Iterator[None]:
+    """Hold the lock of a file, which is made if it is not there; it ends with the process at the latest.
+
+    Raises:
+        BlockingIOError: Somebody else has it, and ``wait`` is false.
+    """
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        yield

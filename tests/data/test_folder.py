@@ -100,7 +100,7 @@ def test_ignored_files_are_noted(tmp_path: Path) -> None:
 def test_errors_say_what_is_wrong(tmp_path: Path) -> None:
     with pytest.raises(ShortlistError, match=r"data.root must name the folder"):
         load_problem(DataConfig(name="folder"))
-    with pytest.raises(ShortlistError, match=r"data.root must be a folder of images, and .*nowhere is none"):
+    with pytest.raises(ShortlistError, match=r"data.root must be a folder of images: there is no folder .*nowhere"):
         load(tmp_path / "nowhere")
     put_image(tmp_path / "a" / "0.png")
     with pytest.raises(ShortlistError, match="at least two classes, got 1"):

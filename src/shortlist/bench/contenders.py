@@ -24,6 +24,7 @@ from shortlist.bench.timing import (
     wall_time,
     warm_up,
 )
+from shortlist.report.formats import counted
 
 _PACKAGES = ("torch", "triton", "pytopk", "cut-cross-entropy", "liger-kernel")
 # The second-level cache of an H200 holds 60 MB; input sets that rotate must be larger together, or it is timed instead.
@@ -176,7 +177,7 @@ def _first_line(wrong: Exception) -> str:
 def _machine(device: torch.device) -> str:
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
-    return f"{device.type.upper()}, {torch.get_num_threads()} threads"
+    return f"{device.type.upper()}, {counted(torch.get_num_threads(), 'thread')}"
 
 
 def _versions() -> str:

@@ -61,7 +61,7 @@ def load(config: DataConfig) -> Problem:
 def read_file(path: Path) -> tuple[dict[str, Tensor], list[str]]:
     """The arrays of a file, and its names of classes, if any. Nothing in the file is executed."""
     if not path.is_file():
-        raise ShortlistError(f"data.root must be a file of embeddings, .npz or .safetensors, and {path} is none")
+        raise ShortlistError(f"data.root must be a file of embeddings, .npz or .safetensors: there is no file {path}")
     readers = {".npz": _read_npz, ".safetensors": _read_safetensors}
     if path.suffix not in readers:
         raise ShortlistError(f"a file of embeddings must end in .npz or .safetensors, got {path.name}")

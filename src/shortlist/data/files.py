@@ -1,5 +1,6 @@
 """Data that stays in image files, read by worker processes while the network computes."""
 
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -58,7 +59,7 @@ class FileSplit(Split):
         loader = DataLoader(
             reader,
             batch_sampler=[batch.tolist() for batch in plan],
-            num_workers=self.workers,
+            num_workers=min(self.workers, os.cpu_count() or 1),
             collate_fn=reader.together,
             generator=torch.Generator(),  # else the loader draws from the one that the run's own seed set
             pin_memory=on_gpu,

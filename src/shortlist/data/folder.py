@@ -26,7 +26,7 @@ def load(config: DataConfig) -> Problem:
         raise ShortlistError("data.root must name the folder of your images, got ''")
     root = Path(config.root).expanduser()
     if not root.is_dir():
-        raise ShortlistError(f"data.root must be a folder of images, and {root} is none")
+        raise ShortlistError(f"data.root must be a folder of images: there is no folder {root}")
     scanned = {part: scan_classes(root, folder) for part, folder in split_folders(root).items()}
     scanned["train"].require_images()
     classes = sorted(scanned["train"].images, key=natural_order)

@@ -35,6 +35,8 @@ def write_reproduction(results: Path, docs: Path) -> Path:
     Returns:
         The document.
     """
+    if not results.is_dir():
+        raise ShortlistError(f"there is no folder {results} with results")
     page = docs / f"{_NAME}.md"
     text = page.read_text() if page.is_file() else ""
     before, begin, rest = text.partition(BEGIN)

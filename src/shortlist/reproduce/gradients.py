@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from shortlist.config import RunConfig
 from shortlist.errors import ShortlistError
 from shortlist.runs import RunFolder
-from shortlist.training import Trainer, make_fabric
+from shortlist.training import Interrupted, Trainer, make_fabric
 
 COUNTS = "gradients.json"
 """In the run folder: how many coordinates were not zero, and of how many images."""
@@ -55,15 +55,26 @@ def train_and_count(config: RunConfig, *, folder: Path, resume: bool, quiet: boo
             criterion.images = before["images"]
         try:
             trainer.fit()
-            trainer.test()
-        finally:
-            run.write_json(COUNTS, {"nonzero": int(criterion.nonzero), "images": criterion.images})
+        except Interrupted:
+            _write_counts(criterion, run)
+            raise
+        _write_counts(criterion, run)
+        trainer.test()
+    if trainer.stop_asked:
+        raise Interrupted(f"stopped; {run.path} has finished")
     return run
+
+
+def _write_counts(criterion: CountingLoss, run: RunFolder) -> None:
+    run.write_json(COUNTS, {"nonzero": int(criterion.nonzero), "images": criterion.images})
 
 
 def nonzero_gradients(run: RunFolder) -> float:
     """Mean number of non-zero coordinates of an image's gradient in the scores, over the whole run."""
     counts = run.read_json(COUNTS)
-    if counts["images"] == 0:
-        raise ShortlistError(f"{run.path} was killed before its counts were written: delete it and train it again")
+    images = sum(run.read_json("classes.json")["train_images"]) * run.config.train.epochs
+    if counts["images"] != images:  # it was killed, and what was counted after its last checkpoint is lost
+        raise ShortlistError(
+            f"{run.path} has counted {counts['images']} of {images} images: delete it and train it again"
+        )
     return float(counts["nonzero"] / counts["images"])

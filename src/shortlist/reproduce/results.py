@@ -7,6 +7,7 @@ import csv
 import dataclasses
 import io
 import json
+import math
 import statistics
 import typing
 from collections.abc import Iterable, Iterator
@@ -21,6 +22,7 @@ from shortlist.reproduce import Scale
 from shortlist.reproduce.experiment import EPOCH_SECONDS, NONZERO_GRADIENTS, Cell, Experiment, without_seed
 from shortlist.reproduce.gradients import nonzero_gradients
 from shortlist.runs import RunFolder, default_folder, write_file
+from shortlist.whole_files import locked
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,7 +86,12 @@ def measured(run: RunFolder, metric: str, k: int) -> float | None:
     if metric == NONZERO_GRADIENTS:
         return nonzero_gradients(run)
     split, _, average = metric.partition("_")
-    share = run.read_json("final.json")[split][f"{average}_top{k}"]
+    try:
+        share = run.read_json("final.json")[split][f"{average}_top{k}"]
+    except (KeyError, TypeError):
+        raise ShortlistError(
+            f"{run.path}/final.json has no {metric} top-{k}: delete the run and train it again"
+        ) from None
     return None if share is None else round(100 * share, 4)
 
 
@@ -120,8 +127,12 @@ def results_of(experiment: Experiment, cell: Cell, scale: Scale, run: RunFolder,
 def collected(experiment: Experiment, scale: Scale, runs_root: Path) -> Iterator[Result]:
     """The numbers of all runs of an experiment that are on this disk."""
     for cell in experiment.cells:
-        with suppress(ShortlistError):  # a cell that cannot be configured has no runs; running it says why
-            for run in runs_of(experiment.config(cell, scale, runs_root), runs_root):
+        try:
+            config = experiment.config(cell, scale, runs_root)
+        except ShortlistError:  # a cell that cannot be configured has no runs; running it says why
+            continue
+        for run in runs_of(config, runs_root):
+            with suppress(ShortlistError):  # a run that is damaged; running its cell says how
                 yield from results_of(experiment, cell, scale, run, runs_root)
 
 
@@ -133,21 +144,31 @@ def update_results(experiment: Experiment, scale: Scale, runs_root: Path, folder
     """
     path = results_file(folder, experiment, scale)
     scales: tuple[Scale, ...] = ("smoke",) if scale == "smoke" else ("short", "paper")
+
+    def on_this_disk() -> list[Result]:
+        return [result for each in scales for result in collected(experiment, each, runs_root)]
+
+    if not path.exists() and not on_this_disk():
+        return []
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with locked(path.parent / ".lock"):  # several processes may be at it
+        return _updated(path, experiment, on_this_disk(), runs_root)
+
+
+def _updated(path: Path, experiment: Experiment, found: list[Result], runs_root: Path) -> list[Result]:
     before = read_results(path) if path.exists() else []
-    found = [result for each in scales for result in collected(experiment, each, runs_root)]
     for result in found:
         _keep_config(result, RunFolder(runs_root / result.run), path.parent)
     on_disk = {result.run for result in found}
     # Where both scales are equally long they share their runs, and the numbers are those of the scale named last.
     once = {(result.run, result.row, result.column, result.metric): result for result in found}
     results = _in_order(experiment, [*once.values(), *(result for result in before if result.run not in on_disk)])
-    if results or path.exists():
-        write_results(path, results)
+    write_results(path, results)
     return results
 
 
 def config_file(folder: Path, result: Result) -> Path:
-    """Where the configuration behind a number is kept, its seed aside."""
+    """Where the configuration behind a number is kept, with the seed 0."""
     return folder / "configs" / f"{result.setup}.json"
 
 
@@ -180,13 +201,21 @@ def write_results(path: Path, results: Iterable[Result]) -> None:
 
 
 def read_results(path: Path) -> list[Result]:
-    rows = csv.DictReader(path.read_text().splitlines())
+    text = path.read_text(errors="replace")
+    if not text.endswith("\n"):
+        raise ShortlistError(f"{path} is damaged: its last line is cut off")
+    rows = csv.DictReader(text.splitlines())
     if tuple(rows.fieldnames or ()) != COLUMNS:
         raise ShortlistError(f"{path} is not a file of results: its columns must be {', '.join(COLUMNS)}")
     found = []
     for line, row in enumerate(rows, 2):
         try:
-            found.append(Result(**{name: _TYPES[name](row[name]) for name in COLUMNS}))
+            if None in row or None in row.values():
+                raise ValueError(f"it must have {len(COLUMNS)} fields")
+            result = Result(**{name: _TYPES[name](row[name]) for name in COLUMNS})
+            if not math.isfinite(result.value):
+                raise ValueError(f"its value is {result.value}")
         except (TypeError, ValueError) as wrong:
             raise ShortlistError(f"{path}, line {line} is damaged: {wrong}") from None
+        found.append(result)
     return found

@@ -11,13 +11,13 @@ from pathlib import Path
 import torch
 
 from shortlist.config import ModelConfig, RunConfig
-from shortlist.data.catalogue import CATALOGUE
 from shortlist.errors import ShortlistError
+from shortlist.report.formats import counted
 from shortlist.reproduce import Scale, tiny_data
 from shortlist.reproduce.experiment import NONZERO_GRADIENTS, Cell, Experiment
 from shortlist.reproduce.gradients import train_and_count
 from shortlist.reproduce.results import Result, measured, results_file, run_folder, runs_of, update_results
-from shortlist.runs import InUseError, RunFolder
+from shortlist.runs import FinishedError, InUseError, RunFolder
 from shortlist.training import Interrupted, train
 
 
@@ -59,7 +59,9 @@ def reproduce(
     cells = experiment.selected(only)
     if scale == "smoke":
         tiny_data.ensure(runs_root)
+    update_results(experiment, scale, runs_root, results)  # a file that is damaged is noticed before any training
     failures: dict[str, list[str]] = defaultdict(list)
+    elsewhere = 0
     jobs = [(seed, cell) for seed in range(seeds) for cell in cells]
     try:
         with _one_thread() if scale == "smoke" else nullcontext():
@@ -70,28 +72,40 @@ def reproduce(
                     say(f"{name}: {_done(experiment, cell, config, runs_root, quiet=quiet)}")
                 except InUseError:
                     say(f"{name}: left to the process that is at it")
+                    elsewhere += 1
                 except (ShortlistError, RuntimeError) as wrong:  # such as a GPU's memory that is full
                     say(f"{name}: failed: {wrong}")
                     failures[str(wrong)].append(f"{cell.label}, seed {seed}")
+                    if len(failures[str(wrong)]) == number == _ALIKE:
+                        say("the other runs would fail alike and are not tried")  # without the data, say
+                        break
                 else:
                     update_results(experiment, scale, runs_root, results)
     except KeyboardInterrupt:
         raise Interrupted("stopped; the same command goes on from here") from None
     everything = update_results(experiment, scale, runs_root, results)
     say(f"wrote {results_file(results, experiment, scale)}" if everything else "there is no result yet")
+    if elsewhere:
+        say(f"{counted(elsewhere, 'run')} left to other processes: give the command again for the whole table")
     return everything, _explained(experiment, failures, len(jobs))
 
 
 def _done(experiment: Experiment, cell: Cell, config: RunConfig, runs_root: Path, *, quiet: bool) -> str:
     """Have the run finished, and say what came out."""
     before = [run for run in runs_of(config, runs_root) if run.config.seed == config.seed]
-    run = before[0] if before else _trained(experiment, config, run_folder(config, runs_root), quiet=quiet)
+    folder = run_folder(config, runs_root)
+    try:
+        run = before[0] if before else _trained(experiment, config, folder, quiet=quiet)
+    except FinishedError:  # by another process, since we looked
+        run = RunFolder(folder)
+        before = [run]
     value = measured(run, experiment.metrics[0], cell.k)
     shown = "no such class" if value is None else f"{experiment.metrics[0]} {value:.{experiment.decimals}f}"
     return f"{shown} (finished before)" if before else shown
 
 
 def _trained(experiment: Experiment, config: RunConfig, folder: Path, *, quiet: bool) -> RunFolder:
+    RunFolder(folder).check_free()
     _forget_earlier_runs(config)
     if NONZERO_GRADIENTS in experiment.metrics:
         return train_and_count(config, folder=folder, resume=True, quiet=quiet)
@@ -113,16 +127,15 @@ def _compile_afresh(model: ModelConfig) -> None:
 
 
 def _explained(experiment: Experiment, failures: dict[str, list[str]], jobs: int) -> list[str]:
-    """One message for each cause, and what to do where nothing could be run at all."""
-    messages = [
+    """One message for each cause."""
+    return [
         f"{experiment.name}: {len(cells)} of {jobs} runs failed ({cells[0]}{', ...' if cells[1:] else ''}): {cause}"
         for cause, cells in failures.items()
     ]
-    if sum(map(len, failures.values())) == jobs:
-        data = experiment.config(experiment.cells[0], "paper", Path()).data.name
-        advice = " --download" if CATALOGUE[data].can_download else ""
-        messages.append(f"nothing of {experiment.name} could run: see `shortlist datasets {data}{advice}` for its data")
-    return messages
+
+
+# So many failures with one message at the very beginning, and the rest is not tried.
+_ALIKE = 2
 
 
 @contextmanager

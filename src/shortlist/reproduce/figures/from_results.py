@@ -13,8 +13,7 @@ from matplotlib.figure import Figure
 from shortlist.reproduce.figures.style import ACCENT, QUIET, SERIES, headline, save
 from shortlist.reproduce.registry import COLUMN_NAMES, EXPERIMENTS
 from shortlist.reproduce.results import Result
-
-Curve = Mapping[float, float]
+from shortlist.reproduce.tables import latest_setups
 
 _LINE_HEIGHT = 0.06
 """Of a name beside its curve, as a share of the panel."""
@@ -32,7 +31,8 @@ def draw(name: str, results: Sequence[Result], folder: Path) -> list[Path]:
     if paint is None or not results:
         return []
     longest = max(each.epochs for each in results)
-    return save(folder, name, lambda: paint([each for each in results if each.epochs == longest]))
+    drawn = latest_setups([each for each in results if each.epochs == longest])
+    return save(folder, name, lambda: paint(drawn))
 
 
 def _means(results: Sequence[Result], column: str) -> dict[str, float]:
@@ -104,8 +104,9 @@ def _finish(axes: Axes, ends: Mapping[str, tuple[float, str]]) -> None:
     axes.tick_params(length=0)
     bottom, top = axes.get_ylim()
     height = -1.0
-    for name, (value, colour) in sorted(ends.items(), key=lambda end: end[1][0]):
-        height = max((value - bottom) / (top - bottom), height + _LINE_HEIGHT)
+    for place, (name, (value, colour)) in enumerate(sorted(ends.items(), key=lambda end: end[1][0]), 1):
+        room_for_the_others = 1 - _LINE_HEIGHT * (len(ends) - place)
+        height = max(min((value - bottom) / (top - bottom), room_for_the_others), height + _LINE_HEIGHT)
         axes.text(1.02, height, name, transform=axes.transAxes, color=colour, va="center", fontweight="bold")
 
 
