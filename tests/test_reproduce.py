@@ -410,7 +410,7 @@ def test_a_damaged_line_of_results_is_named(place: Place, damage: str) -> None:
             damage
         ]
     )
-    with pytest.raises(sl.ShortlistError, match="line 3 is damaged|last line is cut off"):
+    with pytest.raises(sl.ShortlistError, match=r"line 3 is damaged|last line is cut off"):
         read_results(path)
 
 

@@ -16,7 +16,7 @@ from shortlist import ShortlistError, training
 from shortlist.captured import undone
 from shortlist.config import LossConfig, OptimConfig, RunConfig, TrainConfig, to_dict
 from shortlist.runs import RunFolder
-from shortlist.training import train
+from shortlist.training import Interrupted, Trainer, train
 from shortlist.whole_files import WRITING
 from tests.small_runs import outcome, small_config, write_embeddings
 
@@ -120,6 +120,33 @@ def test_ctrl_c_stops_with_a_checkpoint_and_resuming_ends_the_same(data: Path, t
     refused = shortlist("train", "embeddings", *config_arguments(config), "--out", tmp_path / "run")
     assert refused.returncode == 1
     assert "interrupted; add --resume" in refused.stderr
+
+
+def test_a_stop_that_comes_after_the_last_step_is_obeyed_when_the_run_is_done(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What would come next, another seed or another cell of a table, must not begin."""
+    end_epoch = Trainer._end_epoch
+
+    def stopped_in_the_last_validation(trainer: Trainer) -> None:
+        if trainer.at.epoch == trainer.config.train.epochs - 1:
+            os.kill(os.getpid(), signal.SIGINT)
+        end_epoch(trainer)
+
+    monkeypatch.setattr(Trainer, "_end_epoch", stopped_in_the_last_validation)
+    with pytest.raises(Interrupted, match="has finished"):
+        train(small_config(data), folder=tmp_path, quiet=True)
+    assert RunFolder(tmp_path).finished
+
+
+def test_the_environment_tells_where_a_run_began_and_where_it_was_resumed(tmp_path: Path) -> None:
+    run = RunFolder(tmp_path)
+    for commit in ("first", "second", "third"):
+        run.note_environment({"commit": commit})
+    assert run.read_json("environment.json") == {
+        "commit": "first",
+        "resumed": [{"commit": "second"}, {"commit": "third"}],
+    }
 
 
 def start_two_ranks(config: RunConfig, out: Path, *options: str) -> subprocess.Popen[str]:

@@ -1,7 +1,7 @@
 """A run is a folder. Everything a person reads later is built from it, so it must never hold half a file.
 
 config.json        the full configuration
-environment.json   versions, machine, commit
+environment.json   versions, machine, commit; and again for each time that it was resumed
 classes.json       names, training images of each class, superclasses
 preprocess.json    how an image becomes an input (absent for embeddings)
 facts.json         what the data set recorded, e.g. the files of a validation split made here
@@ -141,6 +141,13 @@ class RunFolder:
         """Forget epochs that will be run again."""
         kept = [json.dumps(line) + "\n" for line in self.metrics() if line["epoch"] < first_epoch]
         write_file(self.path / "metrics.jsonl", "".join(kept).encode())
+
+    def note_environment(self, here: dict[str, Any]) -> None:
+        """Where the run began, and behind that where it was resumed."""
+        if (self.path / "environment.json").exists():
+            began = self.read_json("environment.json")
+            here = began | {"resumed": [*began.get("resumed", []), here]}
+        self.write_json("environment.json", here)
 
     def append_metrics(self, line: dict[str, Any]) -> None:
         with _explained(self.path / "metrics.jsonl"), (self.path / "metrics.jsonl").open("a") as file:

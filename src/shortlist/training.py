@@ -192,7 +192,7 @@ class Trainer:
         if not self.writes:
             return
         name = torch.cuda.get_device_name(self.fabric.device) if self.fabric.device.type == "cuda" else "cpu"
-        self.folder.write_json("environment.json", environment(name, self.fabric.world_size))
+        self.folder.note_environment(environment(name, self.fabric.world_size))
         classes = {"names": self.problem.classes, "train_images": self.problem.class_counts.tolist()}
         self.folder.write_json("classes.json", classes | {"superclasses": self.problem.superclasses})
         self.folder.write_json("facts.json", self.problem.facts)
