@@ -97,8 +97,10 @@ def test_class_counts_that_nobody_could_check_give_nan() -> None:
     assert sl.class_margins(counts, 0.5).isnan().all()
 
 
-def test_cuda_graphs_replay_fresh_noise() -> None:
-    scores, target = (t.cuda() for t in draw())
+@pytest.mark.parametrize("num_classes", [50, 20_000])
+def test_cuda_graphs_replay_fresh_noise(num_classes: int) -> None:
+    """Of a short row; of a long one too, where several programs share a row and count each other."""
+    scores, target = torch.randn(4, num_classes, device="cuda"), torch.arange(4, device="cuda")
     loss = sl.NoisedTopKHinge(5, epsilon=0.5)
     loss(scores, target)
     torch.cuda.synchronize()
