@@ -17,7 +17,7 @@ from torch import Tensor
 import shortlist as sl
 from shortlist import bench, functional, metrics
 from shortlist.bench import losses, twins
-from shortlist.bench.document import BEGIN, END, write_performance
+from shortlist.bench.document import write_performance
 from shortlist.bench.measurements import (
     COLUMNS,
     NOT_CAPTURED,
@@ -29,8 +29,10 @@ from shortlist.bench.measurements import (
 )
 from shortlist.bench.plots import _pushed_apart
 from shortlist.bench.timing import QUICK, Pace, Step, Timing, interleaved_wall_times
+from shortlist.marked_pages import END, begin_mark
 from shortlist.noised_head import NoisedTopKHead
 
+BEGIN = begin_mark("shortlist bench --document")
 CPU = torch.device("cpu")
 noised_topk_hinge = functional.noised_topk_hinge
 

@@ -22,8 +22,9 @@ from torch import nn
 import shortlist as sl
 from shortlist import cli, recipes
 from shortlist.config import from_dict, to_dict
+from shortlist.marked_pages import END, begin_mark
 from shortlist.reproduce import running
-from shortlist.reproduce.document import BEGIN, END, write_reproduction
+from shortlist.reproduce.document import write_reproduction
 from shortlist.reproduce.experiment import Cell, Experiment
 from shortlist.reproduce.figures import FIGURES, from_results
 from shortlist.reproduce.gradients import COUNTS, CountingLoss
@@ -46,6 +47,7 @@ from shortlist.runs import RunFolder
 from shortlist.training import Interrupted, Trainer
 from shortlist.whole_files import locked
 
+BEGIN = begin_mark("shortlist reproduce --document")
 ROOT = Path(__file__).parent.parent
 SMALL = replace(EXPERIMENTS["imagenet"], cells=EXPERIMENTS["imagenet"].cells[:3])
 

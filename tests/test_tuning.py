@@ -125,14 +125,16 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"lost_after": -1.0}, "lost_after must be a finite number of hours >= 0, got -1"),
     ({"grid": "given"}, "--grid given needs --search"),
     ({"search": ["loss.scael=3"]}, "search must name a number among the settings, .* got 'loss.scael=3'"),
-    ({"search": ["loss.name=3"]}, "search must name a number"),
+    ({"search": ["loss.name=3"]}, "loss.name does not"),
+    ({"search": ["loss.nome=3"]}, "search must name a number"),
+    ({"search": ["loss.tau=3", "loss.tau=4"]}, "names loss.tau twice"),
     ({"search": ["recipe=3"]}, "search must name a number"),
     ({"search": ["loss.scale"]}, "search must name a number"),
     ({"search": ["loss.scale=3,x"]}, "search must list numbers, .* got 'loss.scale=3,x'"),
     ({"search": ["loss.tau=-1,1"]}, r"loss\.tau must be finite and >= 0, got -1"),
     ({"grid": "none", "search": ["loss.n_samples=2,9"]}, r"loss\.n_samples must be a whole number"),
-    ({"storage": "nosuch://x"}, "storage cannot be used"),
-    ({"storage": "/"}, "storage cannot be used"),
+    ({"storage": "nosuch://x"}, r"the storage .* cannot be used"),
+    ({"storage": "/"}, r"the storage .* cannot be used"),
 ]
 
 

@@ -110,8 +110,12 @@ def _parsed(config: RunConfig, search: Sequence[str]) -> dict[str, tuple[float, 
         section, _, name = setting.replace("-", "_").partition(".")
         part = getattr(config, section, None)
         kinds = typing.get_type_hints(type(part)) if dataclasses.is_dataclass(part) else {}
-        if not equals or kinds.get(name) is not float:
+        if equals and name in kinds and kinds[name] is not float:
+            raise ShortlistError(f"search must name a setting that takes any number, and {section}.{name} does not")
+        if not equals or name not in kinds:
             raise ShortlistError(f"search must name a number among the settings, as loss.scale=30,50, got {text!r}")
+        if f"{section}.{name}" in given:
+            raise ShortlistError(f"search names {section}.{name} twice: list all its values at once")
         try:
             values = tuple(dict.fromkeys(float(value) for value in listed.split(",")))
         except ValueError:

@@ -395,7 +395,8 @@ def _open_study(name: str, storage: str, folder: Path, sampler: BaseSampler, pru
             load_if_exists=True,
         )
     except (ImportError, OSError, RuntimeError, ValueError, SQLAlchemyError) as wrong:
-        raise ShortlistError(f"storage cannot be used: {wrong}") from wrong
+        reason = str(wrong).partition("\n")[0]
+        raise ShortlistError(f"the storage {storage or folder} cannot be used: {reason}") from wrong
 
 
 def _open_storage(storage: str, default: Path) -> BaseStorage:

@@ -8,10 +8,8 @@ from shortlist.bench import plots
 from shortlist.bench.measurements import NOT_CAPTURED, Measurement, latest, read_measurements
 from shortlist.bench.tables import SUITES, Results, size
 from shortlist.errors import ShortlistError
-from shortlist.whole_files import written_whole
+from shortlist.marked_pages import MarkedPage
 
-BEGIN = "<!-- From here to the end mark: made by `shortlist bench --document`. Edits would be lost. -->"
-END = "<!-- End of what was made. -->"
 _NAME = "performance"
 
 
@@ -25,19 +23,11 @@ def write_performance(files: Sequence[Path], docs: Path) -> Path:
     Returns:
         The document.
     """
-    page = docs / f"{_NAME}.md"
     if not files:
         raise ShortlistError("name the CSV files and then the folder, e.g. shortlist bench --document bench.csv docs")
-    text = page.read_text() if page.is_file() else ""
-    before, begin, rest = text.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not begin or not end:
-        raise ShortlistError(f"{page} must hold the lines\n{BEGIN}\n{END}")
-    measurements = latest(read_measurements(files))
-    made = "\n\n".join(_sections(measurements, docs))
-    with written_whole(page) as file:
-        file.write(f"{before}{BEGIN}\n\n{made}\n\n{END}{after}".encode())
-    return page
+    page = MarkedPage(docs / f"{_NAME}.md", "shortlist bench --document")
+    page.rewrite("\n\n".join(_sections(latest(read_measurements(files)), docs)))
+    return page.path
 
 
 def _sections(measurements: Sequence[Measurement], docs: Path) -> list[str]:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from shortlist import recipes
 from shortlist.errors import ShortlistError
+from shortlist.marked_pages import MarkedPage
 from shortlist.report.formats import counted
 from shortlist.report.names import loss_settings, shown
 from shortlist.reproduce.experiment import Experiment, scaled_milestones
@@ -12,10 +13,7 @@ from shortlist.reproduce.figures import FIGURES, from_results
 from shortlist.reproduce.registry import COLUMN_NAMES, EXPERIMENTS
 from shortlist.reproduce.results import Result, read_results, results_file
 from shortlist.reproduce.tables import latest_setups, markdown_table
-from shortlist.runs import write_file
 
-BEGIN = "<!-- From here to the end mark: made by `shortlist reproduce --document`. Edits would be lost. -->"
-END = "<!-- End of what was made. -->"
 _NAME = "reproduction"
 _CLASS_SIZES = "In parentheses: classes with few (below 20), a medium number of, and many (above 100) training images."
 
@@ -37,15 +35,9 @@ def write_reproduction(results: Path, docs: Path) -> Path:
     """
     if not results.is_dir():
         raise ShortlistError(f"there is no folder {results} with results")
-    page = docs / f"{_NAME}.md"
-    text = page.read_text() if page.is_file() else ""
-    before, begin, rest = text.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not begin or not end:
-        raise ShortlistError(f"{page} must hold the lines\n{BEGIN}\n{END}")
-    made = "\n\n".join([*_tables(results, docs), *_figures(docs)])
-    write_file(page, f"{before}{BEGIN}\n\n{made}\n\n{END}{after}".encode())
-    return page
+    page = MarkedPage(docs / f"{_NAME}.md", "shortlist reproduce --document")
+    page.rewrite("\n\n".join([*_tables(results, docs), *_figures(docs)]))
+    return page.path
 
 
 def _tables(results: Path, docs: Path) -> Iterator[str]:

@@ -83,7 +83,10 @@ def reproduce(
                     update_results(experiment, scale, runs_root, results)
     except KeyboardInterrupt:
         raise Interrupted("stopped; the same command goes on from here") from None
-    everything = update_results(experiment, scale, runs_root, results)
+    try:
+        everything = update_results(experiment, scale, runs_root, results)
+    except (ShortlistError, OSError) as wrong:  # a full disk: what failed before must be told all the same
+        return [], [*_explained(experiment, failures, len(jobs)), str(wrong)]
     say(f"wrote {results_file(results, experiment, scale)}" if everything else "there is no result yet")
     if elsewhere:
         say(f"{counted(elsewhere, 'run')} left to other processes: give the command again for the whole table")
