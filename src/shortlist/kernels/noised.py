@@ -341,9 +341,9 @@ def _is_dense(num_classes: int, k: int) -> bool:
 
 
 def _is_roomy(num_classes: int, k: int) -> bool:
-    """Whether a row can be searched lazily: most of its tiles hold none of the K largest, and these fit one warp."""
+    """Whether a row can be searched lazily: many of its tiles hold none of the K largest, and these fit one warp."""
     wanted = _wanted(k)
-    return divided_up(num_classes, _TILE) >= 2 * wanted and _capacity(wanted) <= 8192
+    return divided_up(num_classes, _TILE) >= 1.5 * wanted and _capacity(wanted) <= 8192
 
 
 def _words(shape: torch.Size, k: int, num_draws: int) -> int:
