@@ -283,7 +283,7 @@ def test_a_full_disk_ends_the_run_with_a_message_and_it_can_go_on(
     full = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=False)
     assert full.returncode == 1
     assert "cannot write" in full.stderr
-    assert "make room and add --resume" in full.stderr
+    assert "make room and give the command again" in full.stderr
     resumed = shortlist(*arguments, "--resume")
     assert resumed.returncode == 0, resumed.stderr
     assert outcome(tmp_path / "run")["metrics"] == outcome(undisturbed)["metrics"]
