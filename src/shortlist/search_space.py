@@ -65,6 +65,7 @@ def search_axes(config: RunConfig, grid: Grid = "auto", search: Sequence[str] = 
     """What to try for each setting: all values (a grid), or all ranges (to sample from).
 
     Example:
+        >>> from shortlist import recipes
         >>> search_axes(recipes.build("plantnet_table5_ldam_k5"), search=["loss.scale=30,50"])
         {'loss.max_margin': (0.2, 0.3, 0.4, 0.5), 'loss.scale': (30.0, 50.0)}
         >>> search_axes(recipes.build("plantnet_table5_noised_k5"))
