@@ -108,7 +108,7 @@ def test_a_full_disk_is_explained_and_leaves_the_old_checkpoint(run: RunFolder) 
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, hard))
     try:
-        with pytest.raises(ShortlistError, match=r"cannot write .*File too large; make room and give the command again"):
+        with pytest.raises(ShortlistError, match=r"cannot write .*File too large; make room and give the command"):
             run.save_checkpoint({"weights": torch.zeros(1_000_000)}, 2)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
