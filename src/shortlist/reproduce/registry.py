@@ -57,9 +57,9 @@ def _label_noise_cells(k: int) -> list[Cell]:
 
 
 def _draws_cells() -> list[Cell]:
-    recipes = {draws: f"cifar100_table3_samples_{draws}" for draws in _DRAWS}
-    recipes[10] = _label_noise_recipe("noised", 0)  # the same run
-    return [Cell("noised", f"{draws}", 5, recipe) for draws, recipe in recipes.items()]
+    recipe_of = {draws: f"cifar100_table3_samples_{draws}" for draws in _DRAWS}
+    recipe_of[10] = _label_noise_recipe("noised", 0)  # the same run
+    return [Cell("noised", f"{draws}", 5, recipe) for draws, recipe in recipe_of.items()]
 
 
 def _cells_by_k(recipe: str, ks: Iterable[int], losses: Sequence[str]) -> list[Cell]:

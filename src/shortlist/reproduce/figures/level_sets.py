@@ -15,7 +15,7 @@ from shortlist.reproduce.figures.triangle import rescaled, triangle_of
 _EFFORTS: dict[Scale, Effort] = {
     "smoke": Effort(steps=12, repetitions=4),
     "short": Effort(steps=60, repetitions=20),
-    "paper": Effort(steps=180, repetitions=100),
+    "paper": Effort(steps=120, repetitions=100),
 }
 
 
