@@ -18,8 +18,8 @@ from torch.optim import SGD, AdamW, Optimizer
 import shortlist as sl
 from shortlist.bench.timing import waits_are_errors
 from shortlist.captured import CapturedStep
+from shortlist.cifar_networks import DenseNetBC
 from shortlist.config import OptimConfig, RunConfig, TrainConfig
-from shortlist.models import DenseNetBC
 from tests.cases import LossCase, every_differentiable_loss
 from tests.small_runs import outcome, small_config, write_embeddings
 

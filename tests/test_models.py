@@ -2,8 +2,10 @@
 
 import pytest
 import torch
+from torch import nn
 
 from shortlist import CosineLinear, ShortlistError
+from shortlist.cifar_networks import ResNet
 from shortlist.config import ModelConfig
 from shortlist.models import build_model
 
@@ -14,7 +16,30 @@ def test_densenet_40_40_has_the_parameters_of_the_papers_network() -> None:
     assert model(torch.zeros(2, 3, 32, 32)).shape == (2, 100)
 
 
-@pytest.mark.parametrize("name", ["glyphnet", "densenet40_40", "resnet18", "mobilenetv3_small_050"])
+def test_resnet_32_has_the_parameters_that_its_authors_count() -> None:
+    """0.46 million in table 6 of He et al. (2016), with ten classes."""
+    model = build_model(ModelConfig(name="resnet32"), (3, 32, 32), 10)
+    convolutions = 3 * 16 * 9 + 10 * 16 * 16 * 9 + (16 + 9 * 32) * 32 * 9 + (32 + 9 * 64) * 64 * 9
+    norms = 2 * (11 * 16 + 10 * 32 + 10 * 64)
+    assert sum(parameter.numel() for parameter in model.parameters()) == convolutions + norms + 64 * 10 + 10
+    assert round((convolutions + norms) / 1e6, 2) == 0.46
+
+
+def test_a_residual_network_without_corrections_passes_its_input_on() -> None:
+    """Every other pixel of it, between channels of zeros: its shortcuts alone lose no channel and mix none."""
+    network = ResNet(depth=32).eval()
+    blocks = network.layers[3:18]
+    with torch.no_grad():
+        for module in blocks.modules():
+            if isinstance(module, nn.Sequential) and isinstance(module[-1], nn.BatchNorm2d):
+                module[-1].weight.zero_()
+        x = torch.rand(2, 16, 32, 32)
+        expected = torch.zeros(2, 64, 8, 8)
+        expected[:, 24:40] = x[:, :, ::4, ::4]
+        torch.testing.assert_close(blocks(x), expected)
+
+
+@pytest.mark.parametrize("name", ["glyphnet", "densenet40_40", "resnet32", "resnet18", "mobilenetv3_small_050"])
 @pytest.mark.parametrize("head", ["linear", "cosine"])
 def test_any_network_takes_either_head(name: str, head: str) -> None:
     model = build_model(ModelConfig(name=name, head=head), (3, 64, 64), 7)  # type: ignore[arg-type]

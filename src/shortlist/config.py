@@ -72,7 +72,8 @@ class DataConfig:
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
     name: str = "glyphnet"
-    """glyphnet (small, built in), densenet40_40 (the paper's), none (for embeddings), or any name that timm knows."""
+    """glyphnet (small), densenet40_40 (the paper's), resnet32 (He et al.'s for CIFAR), none (for embeddings), or any
+    name that timm knows."""
     head: Literal["linear", "cosine"] = "linear"
     """Last layer: linear scores, or cosines as the margin losses want them."""
     pretrained: bool = False

@@ -1,11 +1,11 @@
 """Networks: a backbone that gives features, and a last layer that gives scores."""
 
 import difflib
-import math
 
 import torch
 from torch import Tensor, nn
 
+from shortlist.cifar_networks import DenseNetBC, ResNet
 from shortlist.config import ModelConfig
 from shortlist.errors import ShortlistError
 from shortlist.heads import CosineLinear
@@ -43,6 +43,9 @@ def build_model(config: ModelConfig, input_shape: tuple[int, ...], num_classes: 
     elif config.name == "densenet40_40":
         backbone = DenseNetBC(depth=40, growth=40, channels=input_shape[0])
         num_features = backbone.num_features
+    elif config.name == "resnet32":
+        backbone = ResNet(depth=32, channels=input_shape[0])
+        num_features = backbone.num_features
     else:
         backbone, num_features = _from_timm(config, input_shape[0])
     return Classifier(backbone, num_features, num_classes, cosine=config.head == "cosine")
@@ -60,60 +63,11 @@ def glyphnet(channels: int) -> nn.Sequential:
     return nn.Sequential(*layers, nn.AdaptiveMaxPool2d(1), nn.Flatten())
 
 
-class DenseNetBC(nn.Module):
-    """DenseNet with bottlenecks and a compression of 1/2, for 32 x 32 images: three blocks of (depth - 4) / 6 layers.
-
-    Reference:
-        Huang et al., Densely Connected Convolutional Networks, CVPR 2017.
-    """
-
-    def __init__(self, *, depth: int, growth: int, channels: int = 3) -> None:
-        super().__init__()
-        width = 2 * growth
-        layers: list[nn.Module] = [nn.Conv2d(channels, width, 3, padding=1, bias=False)]
-        for block in range(3):
-            for _ in range((depth - 4) // 6):
-                layers.append(_DenseLayer(width, growth))
-                width += growth
-            if block < 2:
-                # The original pools last: the same numbers, for four times the work.
-                layers += [*_activated(width), nn.AvgPool2d(2), nn.Conv2d(width, width // 2, 1, bias=False)]
-                width //= 2
-        self.layers = nn.Sequential(*layers, *_activated(width), nn.AdaptiveAvgPool2d(1), nn.Flatten())
-        self.num_features = width
-        for module in self.modules():
-            if isinstance(module, nn.Conv2d):
-                fan_out = module.out_channels * math.prod(module.kernel_size)
-                nn.init.normal_(module.weight, std=math.sqrt(2 / fan_out))
-
-    def forward(self, images: Tensor) -> Tensor:
-        features: Tensor = self.layers(images)
-        return features
-
-
-class _DenseLayer(nn.Module):
-    """Adds ``growth`` channels to those it was given."""
-
-    def __init__(self, width: int, growth: int) -> None:
-        super().__init__()
-        self.squeeze = nn.Sequential(*_activated(width), nn.Conv2d(width, 4 * growth, 1, bias=False))
-        self.grow = nn.Sequential(*_activated(4 * growth), nn.Conv2d(4 * growth, growth, 3, padding=1, bias=False))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.cat([x, self.grow(self.squeeze(x))], 1)
-
-
-def _activated(width: int) -> tuple[nn.Module, nn.Module]:
-    norm = nn.BatchNorm2d(width)
-    norm.num_batches_tracked = None  # used by no norm with a momentum, and counting is a kernel for each of 39
-    return norm, nn.ReLU()
-
-
 def _from_timm(config: ModelConfig, channels: int) -> tuple[nn.Module, int]:
     import timm
 
     if not timm.is_model(config.name):
-        known = ["glyphnet", "densenet40_40", "none", *timm.list_models()]
+        known = ["glyphnet", "densenet40_40", "resnet32", "none", *timm.list_models()]
         close = difflib.get_close_matches(config.name, known, 3)
         hint = f", perhaps {' or '.join(close)} was meant" if close else ""
         raise ShortlistError(f"model.name must be a network of shortlist or timm, got {config.name!r}{hint}")

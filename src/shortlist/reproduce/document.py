@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from shortlist import recipes
+from shortlist.config import RunConfig
 from shortlist.errors import ShortlistError
 from shortlist.marked_pages import MarkedPage
 from shortlist.report.formats import counted
@@ -80,17 +80,24 @@ def _protocol(experiment: Experiment) -> str:
         f"learning rate {_all(config.optim.lr for config in configs)}, "
         f"weight decay {_all(config.optim.weight_decay for config in configs)}."
     ]
-    if experiment.paper_epochs:
-        sentences.append(f"{counted(experiment.paper_epochs, 'epoch').capitalize()}, at either scale.")
+    short, full = _length(first, experiment.short_epochs), _length(first, first.train.epochs)
+    if short == full:
+        sentences.append(f"At either scale {full}.")
     else:
-        recipe = recipes.build(experiment.cells[0].recipe)
-        lengths = {"short": experiment.short_epochs, "paper": recipe.train.epochs}
-        for scale, epochs in lengths.items():
-            drops = ", ".join(map(str, scaled_milestones(recipe, epochs)))
-            sentences.append(f"At `--scale {scale}` {epochs} epochs, the learning rate falling tenfold at {drops}.")
+        sentences.append(f"At `--scale short` {short}. At `--scale paper` {full}.")
+    if experiment.metrics[0].startswith(("val_", "test_")):
         chosen = "macro top-K" if first.train.select == "auto" else _all(config.select_metric for config in configs)
         sentences.append(f"Reported is the epoch with the best {chosen} on the validation images.")
     return " ".join(sentences)
+
+
+def _length(recipe: RunConfig, epochs: int) -> str:
+    """Epochs, and what becomes of the learning rate in them."""
+    optim = recipe.optim
+    changes = [f"rising until {shown(optim.warmup_epochs)}"] if optim.warmup_epochs else []
+    if drops := scaled_milestones(recipe, epochs):
+        changes.append(f"falling to {shown(optim.decay)} of itself at {', '.join(map(str, drops))}")
+    return counted(epochs, "epoch") + (f", the learning rate {' and '.join(changes)}" if changes else "")
 
 
 def _all(values: Iterable[object]) -> str:

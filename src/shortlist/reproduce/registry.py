@@ -37,7 +37,7 @@ _RATES = (0.02, 0.1, 0.5)
 
 # Thirty epochs are too few for the noised loss.
 _CIFAR_EPOCHS = 60
-# Epochs of the long tail have a fifth of the images.
+# The whole length: a smaller network, and a fifth of the images.
 _LONG_TAIL_EPOCHS = 200
 # Enough to tell good settings from bad ones.
 _SEARCH_EPOCHS = 40

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from shortlist.config import ModelConfig, RunConfig
+from shortlist.config import RunConfig
 from shortlist.errors import ShortlistError
 from shortlist.report.formats import counted
 from shortlist.reproduce import Scale, tiny_data
@@ -120,12 +120,15 @@ def _forget_earlier_runs(config: RunConfig) -> None:
     gc.collect()
     torch.cuda.empty_cache()  # does nothing where there is no GPU
     if config.train.compile:
-        _compile_afresh(config.model)
+        _compile_afresh(config.model.name)
 
 
 @functools.lru_cache(maxsize=1)
-def _compile_afresh(model: ModelConfig) -> None:
-    """Called with the network of the call before, it does nothing: what was compiled for that serves this one too."""
+def _compile_afresh(network: str) -> None:
+    """Called with the network of the call before, it does nothing: what was compiled for that serves this one too.
+
+    Two last layers are two variants, and the compiler keeps both.
+    """
     torch.compiler.reset()
 
 
