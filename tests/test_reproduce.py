@@ -127,6 +127,9 @@ def test_what_the_paper_draws_is_drawn_from_the_longest_runs(name: str, tmp_path
     from_results.draw(name, [*short, *long], tmp_path)
     assert [path.read_bytes() for path in files] == alone
     drawn = files[0].read_text()
+    seeds = [replace(each, value=each.value + off, seed=seed) for each in long for seed, off in ((0, 1), (1, -1))]
+    from_results.draw(name, seeds, tmp_path)
+    assert files[0].read_text() == drawn, "a point is the mean over the seeds"
     assert all(COLUMN_NAMES[column] in drawn for column in experiment.columns)
 
 
@@ -278,6 +281,13 @@ def test_data_that_is_missing_is_said_once_with_what_to_do(place: Place, monkeyp
         cli.reproduce(["imagenet", "--only", "1/noised", *place.command()])
 
 
+def test_no_cell_has_two_seeds_before_all_have_one(place: Place) -> None:
+    two_cells = replace(SMALL, cells=SMALL.cells[:2])
+    place.run(two_cells, seeds=2)
+    in_order = sorted(place.finished().items(), key=lambda run: run[1])
+    assert [name.rpartition("-s")[2] for name, _ in in_order] == ["0", "0", "1", "1"]
+
+
 def test_patterns_choose_rows_and_columns(place: Place) -> None:
     experiment = EXPERIMENTS["cifar100-top5"]
     assert [cell.label for cell in experiment.selected(["0.4/noised", "0.4/cross*"])] == [
@@ -351,6 +361,14 @@ def test_configurations_of_a_cell_are_not_mixed() -> None:
     new = made_up(2.0, key="bbbbbbbbbb", date="2026-01-02T00:00:00+00:00")
     elsewhere = made_up(3.0, epochs=300)
     assert latest_setups([*old, new, elsewhere]) == [new, elsewhere]
+    assert latest_setups([new, *old, elsewhere]) == [new, elsewhere]  # in whatever order the file has them
+
+
+def test_the_time_of_an_epoch_is_the_median_without_the_first(tmp_path: Path) -> None:
+    ends = [100.0, 101.0, 104.0, 204.0]  # after compiling, and with one epoch that something else disturbed
+    lines = [json.dumps({"epoch": epoch, "train_seconds": end}) for epoch, end in enumerate(ends)]
+    (tmp_path / "metrics.jsonl").write_text("".join(f"{line}\n" for line in lines))
+    assert measured(RunFolder(tmp_path), "epoch_seconds", 5) == 3.0
 
 
 @pytest.mark.parametrize("count", [2, 3, 4, 10, 11, 30])

@@ -80,13 +80,15 @@ def _paint_times(results: Sequence[Result]) -> Figure:
     colours = dict(zip(("noised_b3", "noised_b10", "noised_b50"), SERIES, strict=True))
     colours |= {"cross_entropy": QUIET, "smooth": ACCENT}
     ends = {}
+    slowest = 0.0
     for column in EXPERIMENTS["epoch-time"].columns:
         times = {int(row): mean for row, mean in _means(results, column).items()}
         if times:
             ks = sorted(times)
             axes.plot(ks, [times[k] for k in ks], "-o", color=colours[column], linewidth=3, markersize=7)
             ends[COLUMN_NAMES[column]] = (times[ks[-1]], colours[column])
-    axes.set(xlabel="K", ylim=(0, 1.15 * max(each.value for each in results)))
+            slowest = max(slowest, *times.values())
+    axes.set(xlabel="K", ylim=(0, 1.15 * slowest))
     axes.set_xticks(sorted({int(each.row) for each in results}))
     _finish(axes, ends)
     headline(
