@@ -1,5 +1,7 @@
 """Networks: the paper's own, timm's by name, either last layer."""
 
+from pathlib import Path
+
 import pytest
 import torch
 from torch import nn
@@ -8,6 +10,7 @@ from shortlist import CosineLinear, ShortlistError
 from shortlist.cifar_networks import ResNet
 from shortlist.config import ModelConfig
 from shortlist.models import build_model
+from shortlist.runs import RunFolder
 
 
 def test_densenet_40_40_has_the_parameters_of_the_papers_network() -> None:
@@ -47,6 +50,18 @@ def test_any_network_takes_either_head(name: str, head: str) -> None:
     scores = model.eval()(torch.randn(2, 3, 64, 64))
     assert scores.shape == (2, 7)
     assert (scores.abs() <= 1.001).all() or head == "linear"
+
+
+@pytest.mark.parametrize("name", ["glyphnet", "densenet40_40", "resnet32", "resnet18"])
+def test_weights_on_disk_bring_a_network_back(name: str, tmp_path: Path) -> None:
+    """A file has no room for the versions that torch's own state carries, and asks for when it loads."""
+    run, images = RunFolder(tmp_path), torch.randn(2, 3, 32, 32)
+    model = build_model(ModelConfig(name=name), (3, 32, 32), 7)
+    model.train()(images)
+    run.save_best(model.state_dict())
+    again = build_model(ModelConfig(name=name), (3, 32, 32), 7)
+    again.load_state_dict(run.load_best())
+    torch.testing.assert_close(again.eval()(images), model.eval()(images), rtol=0, atol=0)
 
 
 def test_grey_images_and_embeddings_are_inputs_too() -> None:

@@ -1,10 +1,22 @@
 """Networks for images of 32 x 32, as the papers on CIFAR define them."""
 
 import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+from shortlist import kernels
+
+if TYPE_CHECKING:
+    from shortlist.kernels.batch_norm import Statistics
+
+# Of the running statistics: the usual one.
+_MOMENTUM = 0.1
+# Side of the largest squares that the kernels average over.
+_MOST_POOLED = 8
 
 
 class DenseNetBC(nn.Module):
@@ -18,33 +30,85 @@ class DenseNetBC(nn.Module):
         super().__init__()
         width = 2 * growth
         layers: list[nn.Module] = [nn.Conv2d(channels, width, 3, padding=1, bias=False)]
-        for block in range(3):
-            for _ in range((depth - 4) // 6):
-                layers.append(_DenseLayer(width, growth))
-                width += growth
-            if block < 2:
-                # The original pools last: the same numbers, for four times the work.
-                layers += [*_activated(width), nn.AvgPool2d(2), nn.Conv2d(width, width // 2, 1, bias=False)]
+        for pool in (2, 2, None):
+            layers.append(_DenseBlock(width, growth, (depth - 4) // 6, pool))
+            width += (depth - 4) // 6 * growth
+            if pool:
+                layers.append(nn.Conv2d(width, width // 2, 1, bias=False))
                 width //= 2
-        self.layers = nn.Sequential(*layers, *_activated(width), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+        self.layers = nn.Sequential(*layers, nn.Flatten())
         self.num_features = width
         _initialise(self)
 
+    @torch.compiler.disable  # type: ignore[untyped-decorator]  # on a GPU its blocks are kernels already
     def forward(self, images: Tensor) -> Tensor:
         features: Tensor = self.layers(images)
         return features
 
 
+class _DenseBlock(nn.Module):
+    """Layers that each read all channels before them; then a norm, an activation, and averages over squares.
+
+    The original pools last, after the convolution that follows: the same numbers, for four times the work.
+    """
+
+    def __init__(self, width: int, growth: int, depth: int, pool: int | None) -> None:
+        super().__init__()
+        layers = nn.ModuleList(_DenseLayer(width + at * growth, growth) for at in range(depth))
+        self.layers: Sequence[_DenseLayer] = layers  # type: ignore[assignment]
+        self.norm = _norm(width + depth * growth)
+        self.pool = pool
+        """Side of the squares; None for the whole image."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self._has_kernels(x):
+            return self._by_kernels(x)
+        for layer in self.layers:
+            x = torch.cat([x, layer(x)], 1)
+        x = F.relu(self.norm(x))
+        return F.avg_pool2d(x, self.pool) if self.pool else F.adaptive_avg_pool2d(x, 1)
+
+    def _has_kernels(self, x: Tensor) -> bool:
+        _, _, height, width = x.shape
+        pool = self.pool or width
+        return (
+            self.training
+            and kernels.usable(x)
+            and height == width
+            and width % pool == 0
+            and pool <= _MOST_POOLED
+            and type(self.norm) is nn.BatchNorm2d  # and not one that shares its statistics with other GPUs
+        )
+
+    def _by_kernels(self, x: Tensor) -> Tensor:
+        from shortlist.kernels.dense_block import dense_block  # needs Triton
+
+        out, statistics = dense_block(
+            x,
+            [[*layer.parameters()] for layer in self.layers],
+            [*self.norm.parameters()],
+            eps=self.norm.eps,
+            pool=self.pool or x.shape[-1],
+        )
+        shared, *own = statistics
+        observed = [(layer.grow_norm, each) for layer, each in zip(self.layers, own, strict=True)]
+        observed += [(norm, shared) for norm in (*(layer.squeeze_norm for layer in self.layers), self.norm)]
+        _track(observed, x.numel() // x.shape[1])
+        return out
+
+
 class _DenseLayer(nn.Module):
-    """Adds ``growth`` channels to those it was given."""
+    """What a layer adds to the channels that it was given."""
 
     def __init__(self, width: int, growth: int) -> None:
         super().__init__()
-        self.squeeze = nn.Sequential(*_activated(width), nn.Conv2d(width, 4 * growth, 1, bias=False))
-        self.grow = nn.Sequential(*_activated(4 * growth), nn.Conv2d(4 * growth, growth, 3, padding=1, bias=False))
+        self.squeeze_norm, self.squeeze = _norm(width), nn.Conv2d(width, 4 * growth, 1, bias=False)
+        self.grow_norm, self.grow = _norm(4 * growth), nn.Conv2d(4 * growth, growth, 3, padding=1, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        return torch.cat([x, self.grow(self.squeeze(x))], 1)
+        squeezed = self.squeeze(F.relu(self.squeeze_norm(x)))
+        grown: Tensor = self.grow(F.relu(self.grow_norm(squeezed)))
+        return grown
 
 
 class ResNet(nn.Module):
@@ -100,9 +164,23 @@ def _activated(width: int) -> tuple[nn.Module, nn.Module]:
 
 
 def _norm(width: int) -> nn.BatchNorm2d:
-    norm = nn.BatchNorm2d(width)
-    norm.num_batches_tracked = None  # used by no norm with a momentum, and counting is a kernel for each of them
-    return norm
+    return nn.BatchNorm2d(width, momentum=_MOMENTUM)
+
+
+def _track(observed: Sequence[tuple[nn.BatchNorm2d, "Statistics"]], pixels: int) -> None:
+    """Have norms follow the statistics of their channels, the first of those given: as they do, but all at once."""
+    counters, running, seen = [], [], []
+    for norm, statistics in observed:
+        assert norm.num_batches_tracked is not None
+        assert norm.running_mean is not None
+        assert norm.running_var is not None
+        counters.append(norm.num_batches_tracked)
+        running += [norm.running_mean, norm.running_var]
+        seen += [statistics.mean_C[: norm.num_features], statistics.var_C[: norm.num_features]]
+    with torch.no_grad():
+        seen[1::2] = torch._foreach_mul(seen[1::2], pixels / (pixels - 1))  # Bessel's correction
+        torch._foreach_lerp_(running, seen, _MOMENTUM)
+        torch._foreach_add_(counters, 1)
 
 
 def _initialise(network: nn.Module) -> None:
