@@ -56,6 +56,9 @@ def _paint_sparsity(results: Sequence[Result]) -> Figure:
         zero = positive[0] / 10
         axes.plot([zero], [noised[0.0]], "o", color=SERIES[1], markersize=8)
         ticks = {zero: "0"} | ticks
+    for place, name in ticks.items():
+        value = noised[float(name)]
+        axes.annotate(f"{value:.1f}", (place, value), (0, 9), textcoords="offset points", ha="center", color=SERIES[1])
     axes.set_xscale("log")
     axes.set_xticks(list(ticks), list(ticks.values()))
     axes.minorticks_off()
