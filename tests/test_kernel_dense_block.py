@@ -5,6 +5,7 @@ Without a GPU they run in Triton's interpreter, on few pixels and small tiles.
 
 import copy
 import importlib
+from dataclasses import replace
 
 import pytest
 import torch
@@ -25,9 +26,9 @@ def _small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     if DEVICE == "cpu":
         monkeypatch.setattr(kernels, "usable", lambda x: x.dtype != torch.float64)
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
-    monkeypatch.setattr(batch_norm, "_ROWS", 16)
-    monkeypatch.setattr(batch_norm, "_COLUMNS", 8)
-    monkeypatch.setattr(batch_norm, "_MOST_PARTS", 4)
+    for kernel in ("_OBSERVING", "_ACTIVATING", "_PULLING", "_SETTLING"):
+        small = replace(getattr(batch_norm, kernel), rows=16, columns=8, most_parts=4)
+        monkeypatch.setattr(batch_norm, kernel, small)
 
 
 def network(growth: int) -> DenseNetBC:

@@ -13,7 +13,7 @@ Shape suffixes: R rows, the pixels of all images; C channels, which are together
 """
 
 # Kernels cannot be annotated: Triton would read the annotations.
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import triton
@@ -22,10 +22,36 @@ from torch import Tensor
 
 from shortlist.kernels.launch import divided_up, power_of_2
 
-_ROWS, _COLUMNS = 64, 64  # pixels and channels of a tile
-_MOST_PARTS = 256  # of the pixels, each summed by one program
-_COLUMNS_OF_PARTS = 16  # channels whose parts are added up together
-_WARPS = 8
+_COLUMNS_COMBINED = 16  # channels whose parts are added up together
+
+
+@dataclass(frozen=True)
+class Tiling:
+    """How a kernel cuts its work."""
+
+    rows: int
+    """Pixels of a tile."""
+    columns: int
+    """Channels of a tile."""
+    most_parts: int
+    """Each part of the pixels is one program's, tile after tile."""
+    warps: int
+    stages: int
+    """Tiles that are on their way from memory or being worked on."""
+
+    def parts(self, rows: int) -> tuple[int, int]:
+        """Rows of each part, whole tiles of them, and the number of parts."""
+        rows_a_part = divided_up(divided_up(rows, self.most_parts), self.rows) * self.rows
+        return rows_a_part, divided_up(rows, rows_a_part)
+
+    def constants(self) -> dict[str, int]:
+        return {"ROWS": self.rows, "COLUMNS": self.columns, "STAGES": self.stages, "num_warps": self.warps}
+
+
+_OBSERVING = Tiling(rows=64, columns=64, most_parts=256, warps=8, stages=3)
+_ACTIVATING = Tiling(rows=64, columns=64, most_parts=1024, warps=8, stages=1)
+_PULLING = Tiling(rows=32, columns=64, most_parts=256, warps=4, stages=3)
+_SETTLING = Tiling(rows=64, columns=64, most_parts=1024, warps=8, stages=1)
 
 
 @dataclass(frozen=True)
@@ -79,11 +105,11 @@ def _two_a_channel(x_RC: Tensor) -> Tensor:
 def observe(x_RC: Tensor, into: Statistics, copy_RC: Tensor | None = None) -> None:
     """Gather the statistics, and on the way copy what was observed to ``copy_RC``."""
     rows, columns = x_RC.shape
-    rows_a_part, parts = _parts(rows)
+    rows_a_part, parts = _OBSERVING.parts(rows)
     unit = _unit(x_RC, copy_RC)
     means_PC, squares_PC = _partial_sums(x_RC, parts)
     with torch.cuda.device_of(x_RC):
-        _observe_kernel[parts, divided_up(columns, _COLUMNS)](
+        _observe_kernel[parts, divided_up(columns, _OBSERVING.columns)](
             x_RC,
             x_RC if copy_RC is None else copy_RC,
             means_PC,
@@ -95,11 +121,9 @@ def observe(x_RC: Tensor, into: Statistics, copy_RC: Tensor | None = None) -> No
             rows_a_part,
             COPIES=copy_RC is not None,
             UNIT=unit,
-            ROWS=_ROWS,
-            COLUMNS=_COLUMNS,
-            num_warps=_WARPS,
+            **_OBSERVING.constants(),
         )
-        _combine_statistics_kernel[(divided_up(columns, _COLUMNS_OF_PARTS),)](
+        _combine_statistics_kernel[(divided_up(columns, _COLUMNS_COMBINED),)](
             means_PC,
             squares_PC,
             into.mean_C,
@@ -109,17 +133,20 @@ def observe(x_RC: Tensor, into: Statistics, copy_RC: Tensor | None = None) -> No
             rows_a_part,
             parts,
             PARTS=power_of_2(parts),
-            COLUMNS=_COLUMNS_OF_PARTS,
+            COLUMNS=_COLUMNS_COMBINED,
         )
 
 
 def activate(x_RC: Tensor, statistics: Statistics, norm: Norm, *, width: int = 1, pool: int = 1) -> Tensor:
     """Normalise and activate, and average over squares of ``pool`` by ``pool`` pixels of images ``width`` wide."""
-    (rows, columns), squares = x_RC.shape, pool * pool
-    out_RC = x_RC.new_empty(rows // squares, columns)
-    tile, unit = max(_ROWS // squares, 1), _unit(x_RC)
+    rows, columns = x_RC.shape
+    out_RC = x_RC.new_empty(rows // pool**2, columns)
+    # A square's pixels are read all at once.
+    tiling = replace(_ACTIVATING, rows=max(_ACTIVATING.rows // pool**2, 1), warps=max(_ACTIVATING.warps // pool**2, 1))
+    rows_a_part, parts = tiling.parts(len(out_RC))
+    unit = _unit(x_RC)
     with torch.cuda.device_of(x_RC):
-        _activate_kernel[divided_up(len(out_RC), tile), divided_up(columns, _COLUMNS)](
+        _activate_kernel[parts, divided_up(columns, tiling.columns)](
             x_RC,
             statistics.mean_C,
             statistics.var_C,
@@ -129,13 +156,12 @@ def activate(x_RC: Tensor, statistics: Statistics, norm: Norm, *, width: int = 1
             x_RC.stride(0) // unit,
             len(out_RC),
             columns // unit,
+            rows_a_part,
             width,
             norm.eps,
             POOL=pool,
             UNIT=unit,
-            ROWS=tile,
-            COLUMNS=_COLUMNS,
-            num_warps=max(_WARPS // squares, 1),
+            **tiling.constants(),
         )
     return out_RC
 
@@ -163,12 +189,12 @@ def pull(
         The gradients of the norm's weight and bias.
     """
     rows, columns = x_RC.shape
-    rows_a_part, parts = _parts(rows)
+    rows_a_part, parts = _PULLING.parts(rows)
     unit = _unit(x_RC, pulled.gradient_RC)
     dots_PC, sums_PC = _partial_sums(x_RC, parts)
     weight_gradient_C, bias_gradient_C = torch.empty_like(norm.weight_C), torch.empty_like(norm.bias_C)
     with torch.cuda.device_of(x_RC):
-        _pull_kernel[parts, divided_up(columns, _COLUMNS)](
+        _pull_kernel[parts, divided_up(columns, _PULLING.columns)](
             upstream_RC,
             x_RC,
             statistics.mean_C,
@@ -188,11 +214,9 @@ def pull(
             ADDS=adds,
             POOL=pool,
             UNIT=unit,
-            ROWS=_ROWS,
-            COLUMNS=_COLUMNS,
-            num_warps=_WARPS,
+            **_PULLING.constants(),
         )
-        _combine_sums_kernel[(divided_up(columns, _COLUMNS_OF_PARTS),)](
+        _combine_sums_kernel[(divided_up(columns, _COLUMNS_COMBINED),)](
             dots_PC,
             sums_PC,
             norm.weight_C,
@@ -204,7 +228,7 @@ def pull(
             parts,
             ADDS=adds,
             PARTS=power_of_2(parts),
-            COLUMNS=_COLUMNS_OF_PARTS,
+            COLUMNS=_COLUMNS_COMBINED,
         )
     return weight_gradient_C, bias_gradient_C
 
@@ -212,9 +236,10 @@ def pull(
 def settle(pulled: Pulled, x_RC: Tensor, statistics: Statistics, eps: float) -> Tensor:
     """The gradient in the channels themselves, rows close together."""
     rows, columns = x_RC.shape
+    rows_a_part, parts = _SETTLING.parts(rows)
     out_RC, unit = x_RC.new_empty(rows, columns), _unit(x_RC, pulled.gradient_RC)
     with torch.cuda.device_of(x_RC):
-        _settle_kernel[divided_up(rows, _ROWS), divided_up(columns, _COLUMNS)](
+        _settle_kernel[parts, divided_up(columns, _SETTLING.columns)](
             pulled.gradient_RC,
             x_RC,
             statistics.mean_C,
@@ -226,11 +251,10 @@ def settle(pulled: Pulled, x_RC: Tensor, statistics: Statistics, eps: float) -> 
             x_RC.stride(0) // unit,
             rows,
             columns // unit,
+            rows_a_part,
             eps,
             UNIT=unit,
-            ROWS=_ROWS,
-            COLUMNS=_COLUMNS,
-            num_warps=_WARPS,
+            **_SETTLING.constants(),
         )
     return out_RC
 
@@ -242,12 +266,6 @@ def _unit(*tensors_RC: Tensor | None) -> int:
     """
     places = [place for each in tensors_RC if each is not None for place in (each.shape[1], each.stride(0))]
     return 8 if all(place % 8 == 0 for place in places) else 1
-
-
-def _parts(rows: int) -> tuple[int, int]:
-    """Rows of each part, whole tiles of them, and the number of parts."""
-    rows_a_part = divided_up(divided_up(rows, _MOST_PARTS), _ROWS) * _ROWS
-    return rows_a_part, divided_up(rows, rows_a_part)
 
 
 def _partial_sums(x_RC: Tensor, parts: int) -> Tensor:
@@ -267,6 +285,7 @@ def _observe_kernel(
     rows_a_part,
     COPIES: tl.constexpr,
     UNIT: tl.constexpr,
+    STAGES: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
@@ -282,7 +301,7 @@ def _observe_kernel(
     pivot = tl.load(x_ptr + first * x_stride + column, mask=exists, other=0.0).to(tl.float32)
     sums = tl.zeros([ROWS, COLUMNS], tl.float32)
     squares = tl.zeros([ROWS, COLUMNS], tl.float32)
-    for start in range(0, rows_a_part, ROWS):
+    for start in tl.range(0, rows_a_part, ROWS, num_stages=STAGES):
         row = first + start + tl.arange(0, ROWS)[:, None]
         here = (row < rows) & exists[None, :]
         x = tl.load(x_ptr + row * x_stride + column[None, :], mask=here, other=0.0)
@@ -335,34 +354,37 @@ def _activate_kernel(
     x_stride,
     out_rows,
     columns,
+    rows_a_part,
     width,
     eps,
     POOL: tl.constexpr,
     UNIT: tl.constexpr,
+    STAGES: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
     columns *= UNIT
     x_stride *= UNIT
-    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     exists = column < columns
-    here = (row < out_rows)[:, None] & exists[None, :]
     mean = tl.load(mean_ptr + column, mask=exists, other=0.0)
     weight = tl.load(weight_ptr + column, mask=exists, other=0.0)
     scale = weight / tl.sqrt_rn(tl.load(var_ptr + column, mask=exists, other=1.0) + eps)
     shift = tl.load(bias_ptr + column, mask=exists, other=0.0) - mean * scale
-    source = row
-    if POOL > 1:  # the first pixel of the square
-        per_row = width // POOL
-        source = (row // per_row) * POOL * width + (row % per_row) * POOL
-    total = tl.zeros([ROWS, COLUMNS], tl.float32)
-    for place in tl.static_range(POOL * POOL):
-        pixel = source + (place // POOL) * width + place % POOL
-        x = tl.load(x_ptr + pixel[:, None] * x_stride + column[None, :], mask=here, other=0.0).to(tl.float32)
-        total += tl.maximum(x * scale[None, :] + shift[None, :], 0.0, propagate_nan=tl.PropagateNan.ALL)
-    out = total / (POOL * POOL)
-    tl.store(out_ptr + row[:, None] * columns + column[None, :], out.to(out_ptr.dtype.element_ty), mask=here)
+    for start in tl.range(0, rows_a_part, ROWS, num_stages=STAGES):
+        row = tl.program_id(0).to(tl.int64) * rows_a_part + start + tl.arange(0, ROWS)
+        here = (row < out_rows)[:, None] & exists[None, :]
+        source = row
+        if POOL > 1:  # the first pixel of the square
+            per_row = width // POOL
+            source = (row // per_row) * POOL * width + (row % per_row) * POOL
+        total = tl.zeros([ROWS, COLUMNS], tl.float32)
+        for place in tl.static_range(POOL * POOL):
+            pixel = source + (place // POOL) * width + place % POOL
+            x = tl.load(x_ptr + pixel[:, None] * x_stride + column[None, :], mask=here, other=0.0).to(tl.float32)
+            total += tl.maximum(x * scale[None, :] + shift[None, :], 0.0, propagate_nan=tl.PropagateNan.ALL)
+        out = total / (POOL * POOL)
+        tl.store(out_ptr + row[:, None] * columns + column[None, :], out.to(out_ptr.dtype.element_ty), mask=here)
 
 
 @triton.jit
@@ -386,6 +408,7 @@ def _pull_kernel(
     ADDS: tl.constexpr,
     POOL: tl.constexpr,
     UNIT: tl.constexpr,
+    STAGES: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
@@ -403,7 +426,7 @@ def _pull_kernel(
     inverse = 1.0 / deviation
     dots = tl.zeros([ROWS, COLUMNS], tl.float32)
     sums = tl.zeros([ROWS, COLUMNS], tl.float32)
-    for start in range(0, rows_a_part, ROWS):
+    for start in tl.range(0, rows_a_part, ROWS, num_stages=STAGES):
         row = part.to(tl.int64) * rows_a_part + start + tl.arange(0, ROWS)
         here = (row < rows)[:, None] & exists[None, :]
         source = row
@@ -471,23 +494,26 @@ def _settle_kernel(
     x_stride,
     rows,
     columns,
+    rows_a_part,
     eps,
     UNIT: tl.constexpr,
+    STAGES: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
     columns *= UNIT
     x_stride *= UNIT
     gradient_stride *= UNIT
-    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)[:, None]
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     exists = column < columns
-    here = (row < rows) & exists[None, :]
     mean = tl.load(mean_ptr + column, mask=exists, other=0.0)
     inverse = 1.0 / tl.sqrt_rn(tl.load(var_ptr + column, mask=exists, other=1.0) + eps)
     of_sum = tl.load(sum_ptr + column, mask=exists, other=0.0) / rows
     of_dot = tl.load(dot_ptr + column, mask=exists, other=0.0) / rows * inverse
-    x = tl.load(x_ptr + row * x_stride + column[None, :], mask=here, other=0.0).to(tl.float32)
-    gradient = tl.load(gradient_ptr + row * gradient_stride + column[None, :], mask=here, other=0.0).to(tl.float32)
-    out = (gradient - of_sum[None, :] - (x - mean[None, :]) * of_dot[None, :]) * inverse[None, :]
-    tl.store(out_ptr + row * columns + column[None, :], out.to(out_ptr.dtype.element_ty), mask=here)
+    for start in tl.range(0, rows_a_part, ROWS, num_stages=STAGES):
+        row = tl.program_id(0).to(tl.int64) * rows_a_part + start + tl.arange(0, ROWS)[:, None]
+        here = (row < rows) & exists[None, :]
+        x = tl.load(x_ptr + row * x_stride + column[None, :], mask=here, other=0.0).to(tl.float32)
+        gradient = tl.load(gradient_ptr + row * gradient_stride + column[None, :], mask=here, other=0.0).to(tl.float32)
+        out = (gradient - of_sum[None, :] - (x - mean[None, :]) * of_dot[None, :]) * inverse[None, :]
+        tl.store(out_ptr + row * columns + column[None, :], out.to(out_ptr.dtype.element_ty), mask=here)

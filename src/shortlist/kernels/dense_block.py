@@ -62,7 +62,10 @@ class _Layer:
 class _DenseBlock(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, images: Tensor, pool: int, eps: float, *parameters: Tensor) -> tuple[Tensor, ...]:
-        layers, last_norm = _layers(parameters, images.dtype, eps)
+        ctx.dtypes = [each.dtype for each in parameters]
+        kernels_as_images = [images.dtype if each.dim() == 4 else each.dtype for each in parameters]
+        used = _converted(parameters, kernels_as_images)
+        layers, last_norm = _layers(used, eps)
         num_images, channels, height, width = images.shape
         total = channels + sum(len(layer.grow) for layer in layers)
         features_RC = images.new_empty(num_images * height * width, total)
@@ -83,8 +86,8 @@ class _DenseBlock(torch.autograd.Function):
             channels = end
         pooled_RC = activate(features_RC, shared, last_norm, width=width, pool=pool)
         unpaired = [each for pair in statistics for each in (pair.mean_C, pair.var_C)]
-        ctx.save_for_backward(images, features_RC, *parameters, *kept, *unpaired)
-        ctx.settings = pool, eps, len(parameters), len(kept)
+        ctx.save_for_backward(images, features_RC, *used, *kept, *unpaired)
+        ctx.settings = pool, eps, len(used), len(kept)
         ctx.mark_non_differentiable(*unpaired)
         ctx.set_materialize_grads(False)
         return pooled_RC.view(num_images, height // pool, width // pool, total).permute(0, 3, 1, 2), *unpaired
@@ -92,10 +95,10 @@ class _DenseBlock(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, upstream: Tensor, *of_statistics: None) -> tuple[Tensor | None, ...]:
-        (pool, eps, num_parameters, num_kept), (images, features_RC, *saved) = ctx.settings, ctx.saved_tensors
-        parameters, kept = saved[:num_parameters], saved[num_parameters:][:num_kept]
-        shared, *own_statistics = _paired(saved[num_parameters + num_kept :])
-        layers, last_norm = _layers(parameters, images.dtype, eps)
+        (pool, eps, num_used, num_kept), (images, features_RC, *saved) = ctx.settings, ctx.saved_tensors
+        used, kept = saved[:num_used], saved[num_used:][:num_kept]
+        shared, *own_statistics = _paired(saved[num_used + num_kept :])
+        layers, last_norm = _layers(used, eps)
         pulled = pulled_into(torch.empty_like(features_RC))
         last = pull(_rows(upstream), features_RC, shared, last_norm, pulled, width=images.shape[3], pool=pool)
         gradients: list[Tensor] = [*last]
@@ -115,7 +118,7 @@ class _DenseBlock(torch.autograd.Function):
             gradients = [*squeeze_norm, squeeze[:, :, None, None], *grow_norm, grow, *gradients]
             end = first
         inputs_RC = settle(pulled.of(0, end), features_RC[:, :end], shared.of(0, end), eps)
-        return _images(inputs_RC, images), None, None, *_converted(gradients, [each.dtype for each in parameters])
+        return _images(inputs_RC, images), None, None, *_converted(gradients, ctx.dtypes)
 
 
 def _rows(images: Tensor) -> Tensor:
@@ -133,15 +136,14 @@ def _paired(tensors: Sequence[Tensor]) -> Iterator[Statistics]:
     return (Statistics(mean, var) for mean, var in zip(tensors[::2], tensors[1::2], strict=True))
 
 
-def _layers(parameters: Sequence[Tensor], dtype: torch.dtype, eps: float) -> tuple[list[_Layer], Norm]:
-    """The parameters by what they are for, those of convolutions in the type of the images."""
+def _layers(parameters: Sequence[Tensor], eps: float) -> tuple[list[_Layer], Norm]:
+    """The parameters by what they are for."""
     *of_layers, last_weight, last_bias = parameters
-    kernels = iter(_converted(of_layers[2::3], [dtype] * len(of_layers[2::3])))
     layers = []
     for at in range(0, len(of_layers), _PARAMETERS_A_LAYER):
-        squeeze_weight, squeeze_bias, _, grow_weight, grow_bias, _ = of_layers[at : at + _PARAMETERS_A_LAYER]
-        squeeze, grow = next(kernels).flatten(1), next(kernels)
-        layers.append(_Layer(Norm(squeeze_weight, squeeze_bias, eps), squeeze, Norm(grow_weight, grow_bias, eps), grow))
+        squeeze_weight, squeeze_bias, squeeze, grow_weight, grow_bias, grow = of_layers[at : at + _PARAMETERS_A_LAYER]
+        squeeze_norm, grow_norm = Norm(squeeze_weight, squeeze_bias, eps), Norm(grow_weight, grow_bias, eps)
+        layers.append(_Layer(squeeze_norm, squeeze.flatten(1), grow_norm, grow))
     return layers, Norm(last_weight, last_bias, eps)
 
 
