@@ -41,7 +41,7 @@ _CIFAR_EPOCHS = 60
 # The whole length: a smaller network, and a fifth of the images.
 _LONG_TAIL_EPOCHS = 200
 # Enough to tell good settings from bad ones; after 40 the hinges are still far behind.
-_SEARCH_EPOCHS = 100
+_SEARCH_EPOCHS = 60
 # The paper names no grid for the scale; what it found lies between these.
 _SCALES = (30.0, 60.0)
 # The first settles compilers and allocators and is not counted.
