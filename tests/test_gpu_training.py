@@ -18,7 +18,7 @@ from torch.optim import SGD, AdamW, Optimizer
 import shortlist as sl
 from shortlist.bench.timing import waits_are_errors
 from shortlist.captured import CapturedStep
-from shortlist.cifar_networks import DenseNetBC
+from shortlist.cifar_networks import DenseNetBC, ResNet
 from shortlist.config import OptimConfig, RunConfig, TrainConfig
 from tests.cases import LossCase, every_differentiable_loss
 from tests.small_runs import outcome, small_config, write_embeddings
@@ -52,7 +52,8 @@ class Learner:
         compiled: bool = False,
     ) -> None:
         torch.manual_seed(0)
-        features = DenseNetBC(depth=10, growth=4)
+        # One of them has kernels of its own, the other leaves something to compile.
+        features = ResNet(depth=8) if compiled else DenseNetBC(depth=10, growth=4)
         self.plain = nn.Sequential(features, nn.Linear(features.num_features, NUM_CLASSES)).cuda()
         self.model: Callable[[Tensor], Tensor] = torch.compile(self.plain) if compiled else self.plain
         self.criterion, self.clip_norm = criterion.cuda(), clip_norm
