@@ -5,6 +5,7 @@ Run with ``make test-gpu``. The tests of whole runs need what ``shortlist[train]
 
 import subprocess
 import sys
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -95,6 +96,13 @@ def batches(steps: int) -> Iterator[tuple[Tensor, Tensor]]:
 def test_every_loss_trains_as_it_does_step_by_step(loss: LossCase) -> None:
     # With noise too: a replay draws what the step itself would draw from the same seed.
     want, got = (Learner(loss.module(NUM_CLASSES)).learned(captured=captured) for captured in (False, True))
+    torch.testing.assert_close(got, want, rtol=1e-3, atol=1e-4)
+
+
+def test_the_expectation_trains_as_it_does_step_by_step() -> None:
+    want, got = (
+        Learner(sl.NoisedTopKHinge(2, n_samples=math.inf)).learned(captured=captured) for captured in (False, True)
+    )
     torch.testing.assert_close(got, want, rtol=1e-3, atol=1e-4)
 
 
