@@ -3,9 +3,9 @@
 Run with ``make test-gpu``. The tests of whole runs need what ``shortlist[train]`` installs, and are skipped without.
 """
 
+import math
 import subprocess
 import sys
-import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path

@@ -69,11 +69,12 @@ class _DenseBlock(nn.Module):
         return F.avg_pool2d(x, self.pool) if self.pool else F.adaptive_avg_pool2d(x, 1)
 
     def _has_kernels(self, x: Tensor) -> bool:
-        _, _, height, width = x.shape
+        num_images, _, height, width = x.shape
         pool = self.pool or width
         return (
             self.training
             and kernels.usable(x)
+            and num_images * height * width > 1  # a single pixel has no variance, and torch says so
             and height == width
             and width % pool == 0
             and pool <= _MOST_POOLED

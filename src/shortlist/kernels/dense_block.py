@@ -78,7 +78,7 @@ class _DenseBlock(torch.autograd.Function):
             own = empty_statistics(squeezed_RC)
             observe(squeezed_RC, own)
             wide_RC = activate(squeezed_RC, own, layer.grow_norm)
-            grown_RC = _rows(F.conv2d(_images(wide_RC, images), layer.grow, padding=1))
+            grown_RC = _rows(F.conv2d(_images(wide_RC, images.shape), layer.grow, padding=1))
             end = channels + len(layer.grow)
             observe(grown_RC, shared.of(channels, end), features_RC[:, channels:end])
             kept += [activated_RC, squeezed_RC, wide_RC]
@@ -86,8 +86,8 @@ class _DenseBlock(torch.autograd.Function):
             channels = end
         pooled_RC = activate(features_RC, shared, last_norm, width=width, pool=pool)
         unpaired = [each for pair in statistics for each in (pair.mean_C, pair.var_C)]
-        ctx.save_for_backward(images, features_RC, *used, *kept, *unpaired)
-        ctx.settings = pool, eps, len(used), len(kept)
+        ctx.save_for_backward(features_RC, *used, *kept, *unpaired)
+        ctx.settings = images.shape, pool, eps, len(used), len(kept)
         ctx.mark_non_differentiable(*unpaired)
         ctx.set_materialize_grads(False)
         return pooled_RC.view(num_images, height // pool, width // pool, total).permute(0, 3, 1, 2), *unpaired
@@ -95,19 +95,19 @@ class _DenseBlock(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, upstream: Tensor, *of_statistics: None) -> tuple[Tensor | None, ...]:
-        (pool, eps, num_used, num_kept), (images, features_RC, *saved) = ctx.settings, ctx.saved_tensors
+        (shape, pool, eps, num_used, num_kept), (features_RC, *saved) = ctx.settings, ctx.saved_tensors
         used, kept = saved[:num_used], saved[num_used:][:num_kept]
         shared, *own_statistics = _paired(saved[num_used + num_kept :])
         layers, last_norm = _layers(used, eps)
         pulled = pulled_into(torch.empty_like(features_RC))
-        last = pull(_rows(upstream), features_RC, shared, last_norm, pulled, width=images.shape[3], pool=pool)
+        last = pull(_rows(upstream), features_RC, shared, last_norm, pulled, width=shape[3], pool=pool)
         gradients: list[Tensor] = [*last]
         end = features_RC.shape[1]
         for layer, own in zip(reversed(layers), reversed(own_statistics), strict=True):
             *kept, activated_RC, squeezed_RC, wide_RC = kept
             first = end - len(layer.grow)
             grown_RC = settle(pulled.of(first, end), features_RC[:, first:end], shared.of(first, end), eps)
-            wide, grow = _convolution_backward(_images(grown_RC, images), _images(wide_RC, images), layer.grow)
+            wide, grow = _convolution_backward(_images(grown_RC, shape), _images(wide_RC, shape), layer.grow)
             own_pulled = pulled_into(_rows(wide))
             grow_norm = pull(own_pulled.gradient_RC, squeezed_RC, own, layer.grow_norm, own_pulled)
             squeezed_gradient_RC = settle(own_pulled, squeezed_RC, own, eps)
@@ -118,7 +118,7 @@ class _DenseBlock(torch.autograd.Function):
             gradients = [*squeeze_norm, squeeze[:, :, None, None], *grow_norm, grow, *gradients]
             end = first
         inputs_RC = settle(pulled.of(0, end), features_RC[:, :end], shared.of(0, end), eps)
-        return _images(inputs_RC, images), None, None, *_converted(gradients, ctx.dtypes)
+        return _images(inputs_RC, shape), None, None, *_converted(gradients, ctx.dtypes)
 
 
 def _rows(images: Tensor) -> Tensor:
@@ -126,9 +126,9 @@ def _rows(images: Tensor) -> Tensor:
     return images.permute(0, 2, 3, 1).reshape(-1, images.shape[1])
 
 
-def _images(rows_RC: Tensor, like: Tensor) -> Tensor:
-    """Back to as many images of the same size."""
-    num_images, _, height, width = like.shape
+def _images(rows_RC: Tensor, shape: Sequence[int]) -> Tensor:
+    """Back to as many images of this size, with whatever channels there are."""
+    num_images, _, height, width = shape
     return rows_RC.view(num_images, height, width, -1).permute(0, 3, 1, 2)
 
 
