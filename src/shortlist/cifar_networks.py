@@ -7,14 +7,15 @@ from typing import TYPE_CHECKING
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from shortlist import kernels
 
 if TYPE_CHECKING:
     from shortlist.kernels.batch_norm import Statistics
 
-# Of the running statistics: the usual one.
-_MOMENTUM = 0.1
+# Of batch norms: torch's own.
+_EPS, _MOMENTUM = 1e-5, 0.1
 # Side of the largest squares that the kernels average over.
 _MOST_POOLED = 8
 
@@ -40,8 +41,17 @@ class DenseNetBC(nn.Module):
         self.num_features = width
         _initialise(self)
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]  # on a GPU its blocks are kernels already
     def forward(self, images: Tensor) -> Tensor:
+        norms = (module for module in self.modules() if isinstance(module, _BatchNorm))
+        if kernels.at_hand(images) and all(map(_is_usual, norms)):
+            features: Tensor = self._uncompiled(images)
+        else:
+            features = self.layers(images)
+        return features
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def _uncompiled(self, images: Tensor) -> Tensor:
+        """With kernels for its blocks there is nothing left to compile."""
         features: Tensor = self.layers(images)
         return features
 
@@ -69,16 +79,17 @@ class _DenseBlock(nn.Module):
         return F.avg_pool2d(x, self.pool) if self.pool else F.adaptive_avg_pool2d(x, 1)
 
     def _has_kernels(self, x: Tensor) -> bool:
+        """Whether the kernels can take the images, and do all that the modules would do."""
         num_images, _, height, width = x.shape
         pool = self.pool or width
         return (
-            self.training
-            and kernels.usable(x)
-            and num_images * height * width > 1  # a single pixel has no variance, and torch says so
+            kernels.usable(x)
             and height == width
             and width % pool == 0
             and pool <= _MOST_POOLED
-            and type(self.norm) is nn.BatchNorm2d  # and not one that shares its statistics with other GPUs
+            and num_images * width > 1  # a single pixel has no variance, and torch says so
+            and all(_is_usual(norm) for layer in self.layers for norm in (layer.squeeze_norm, layer.grow_norm))
+            and _is_usual(self.norm)
         )
 
     def _by_kernels(self, x: Tensor) -> Tensor:
@@ -86,9 +97,12 @@ class _DenseBlock(nn.Module):
 
         out, statistics = dense_block(
             x,
-            [[*layer.parameters()] for layer in self.layers],
-            [*self.norm.parameters()],
-            eps=self.norm.eps,
+            [
+                [*_affine(layer.squeeze_norm), layer.squeeze.weight, *_affine(layer.grow_norm), layer.grow.weight]
+                for layer in self.layers
+            ],
+            _affine(self.norm),
+            eps=_EPS,
             pool=self.pool or x.shape[-1],
         )
         shared, *own = statistics
@@ -165,7 +179,23 @@ def _activated(width: int) -> tuple[nn.Module, nn.Module]:
 
 
 def _norm(width: int) -> nn.BatchNorm2d:
-    return nn.BatchNorm2d(width, momentum=_MOMENTUM)
+    return nn.BatchNorm2d(width, eps=_EPS, momentum=_MOMENTUM)
+
+
+def _is_usual(norm: nn.Module) -> bool:
+    """Whether a norm is as it was made, and in training: not frozen, not one that asks other GPUs for statistics."""
+    return (
+        type(norm) is nn.BatchNorm2d
+        and norm.training
+        and (norm.eps, norm.momentum) == (_EPS, _MOMENTUM)
+        and norm.affine
+        and norm.running_mean is not None
+        and norm.running_mean.dtype == torch.float32
+    )
+
+
+def _affine(norm: nn.BatchNorm2d) -> tuple[Tensor, Tensor]:
+    return norm.weight, norm.bias
 
 
 def _track(observed: Sequence[tuple[nn.BatchNorm2d, "Statistics"]], pixels: int) -> None:

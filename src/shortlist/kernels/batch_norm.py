@@ -44,6 +44,11 @@ class Tiling:
         rows_a_part = divided_up(divided_up(rows, self.most_parts), self.rows) * self.rows
         return rows_a_part, divided_up(rows, rows_a_part)
 
+    def for_squares(self, side: int) -> "Tiling":
+        """Of as many pixels, where each row of a tile stands for a square of them."""
+        squares = power_of_2(side**2)
+        return replace(self, rows=max(self.rows // squares, 1), warps=max(self.warps // squares, 1))
+
     def constants(self) -> dict[str, int]:
         return {"ROWS": self.rows, "COLUMNS": self.columns, "STAGES": self.stages, "num_warps": self.warps}
 
@@ -141,8 +146,7 @@ def activate(x_RC: Tensor, statistics: Statistics, norm: Norm, *, width: int = 1
     """Normalise and activate, and average over squares of ``pool`` by ``pool`` pixels of images ``width`` wide."""
     rows, columns = x_RC.shape
     out_RC = x_RC.new_empty(rows // pool**2, columns)
-    # A square's pixels are read all at once.
-    tiling = replace(_ACTIVATING, rows=max(_ACTIVATING.rows // pool**2, 1), warps=max(_ACTIVATING.warps // pool**2, 1))
+    tiling = _ACTIVATING.for_squares(pool)
     rows_a_part, parts = tiling.parts(len(out_RC))
     unit = _unit(x_RC)
     with torch.cuda.device_of(x_RC):
@@ -340,7 +344,8 @@ def _combine_statistics_kernel(
     off = means - mean[None, :]
     var = tl.sum(squares / rows + share * off * off, 0)
     tl.store(mean_ptr + column, mean, mask=column < columns)
-    tl.store(var_ptr + column, tl.maximum(var, 0.0), mask=column < columns)
+    var = tl.maximum(var, 0.0, propagate_nan=tl.PropagateNan.ALL)
+    tl.store(var_ptr + column, var, mask=column < columns)
 
 
 @triton.jit
@@ -434,9 +439,9 @@ def _pull_kernel(
             source = (row // width // POOL) * (width // POOL) + (row % width) // POOL
         x = tl.load(x_ptr + row[:, None] * x_stride + column[None, :], mask=here, other=0.0).to(tl.float32)
         upstream = tl.load(upstream_ptr + source[:, None] * columns + column[None, :], mask=here, other=0.0)
-        # Decided by the very numbers that decided in ``activate``.
-        active = x * scale[None, :] + shift[None, :] > 0
-        gradient = tl.where(active, upstream.to(tl.float32) / (POOL * POOL), 0.0)
+        # Decided by the very numbers that decided in ``activate``; like torch's, a NaN lets the gradient pass.
+        cut = x * scale[None, :] + shift[None, :] <= 0
+        gradient = tl.where(cut, 0.0, upstream.to(tl.float32) / (POOL * POOL))
         sums += gradient
         dots += gradient * (x - mean[None, :])
         place = gradient_ptr + row[:, None] * gradient_stride + column[None, :]

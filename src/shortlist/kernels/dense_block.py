@@ -94,7 +94,9 @@ class _DenseBlock(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, upstream: Tensor, *of_statistics: None) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, upstream: Tensor | None, *of_statistics: None) -> tuple[Tensor | None, ...]:
+        if upstream is None:
+            return None, None, None, *(None for _ in ctx.dtypes)
         (shape, pool, eps, num_used, num_kept), (features_RC, *saved) = ctx.settings, ctx.saved_tensors
         used, kept = saved[:num_used], saved[num_used:][:num_kept]
         shared, *own_statistics = _paired(saved[num_used + num_kept :])
@@ -122,8 +124,8 @@ class _DenseBlock(torch.autograd.Function):
 
 
 def _rows(images: Tensor) -> Tensor:
-    """``(pixels, channels)``, without a copy if an image's channels are together in memory."""
-    return images.permute(0, 2, 3, 1).reshape(-1, images.shape[1])
+    """``(pixels, channels)``, pixel after pixel: without a copy if the images are channels-last, and all there is."""
+    return images.permute(0, 2, 3, 1).reshape(-1, images.shape[1]).contiguous()
 
 
 def _images(rows_RC: Tensor, shape: Sequence[int]) -> Tensor:
