@@ -4,10 +4,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import nn
+import torch.nn.functional as F
+from torch import Tensor, nn
 
 from shortlist import CosineLinear, ShortlistError
-from shortlist.cifar_networks import ResNet
+from shortlist.cifar_networks import DenseNetBC, ResNet
 from shortlist.config import ModelConfig
 from shortlist.models import build_model
 from shortlist.runs import RunFolder
@@ -50,6 +51,41 @@ def test_any_network_takes_either_head(name: str, head: str) -> None:
     scores = model.eval()(torch.randn(2, 3, 64, 64))
     assert scores.shape == (2, 7)
     assert (scores.abs() <= 1.001).all() or head == "linear"
+
+
+def test_the_residual_network_is_that_of_its_paper() -> None:
+    """Written out once more, with nothing but functions."""
+    network = ResNet(depth=14).eval()
+    convolutions = [module.weight for module in network.modules() if isinstance(module, nn.Conv2d)]
+    norms = [module for module in network.modules() if isinstance(module, nn.BatchNorm2d)]
+    for norm in norms:
+        for values in (norm.weight, norm.bias, norm.running_mean):
+            nn.init.normal_(values)  # type: ignore[arg-type]
+
+    def layer(x: Tensor, place: int, stride: int = 1) -> Tensor:
+        out: Tensor = norms[place](F.conv2d(x, convolutions[place], stride=stride, padding=1))
+        return out
+
+    images = torch.randn(2, 3, 32, 32)
+    x, place = F.relu(layer(images, 0)), 1
+    for width in (16, 32, 64):
+        for first in (True, False):
+            stride = 2 if first and width > 16 else 1
+            corrected = layer(F.relu(layer(x, place, stride)), place + 1)
+            if stride == 2:
+                around = torch.zeros(2, width // 4, *corrected.shape[2:])
+                x = torch.cat([around, x[:, :, ::2, ::2], around], 1)
+            x, place = F.relu(x + corrected), place + 2
+    torch.testing.assert_close(network(images), x.mean((2, 3)))
+
+
+@pytest.mark.parametrize("network", [DenseNetBC(depth=40, growth=40), ResNet(depth=32)], ids=["densenet", "resnet"])
+def test_convolutions_begin_such_that_gradients_keep_their_size(network: nn.Module) -> None:
+    for module in network.modules():
+        if isinstance(module, nn.Conv2d):
+            fan_out = module.out_channels * module.kernel_size[0] ** 2
+            spread = module.weight.std().item() * (fan_out / 2) ** 0.5
+            assert spread == pytest.approx(1, abs=5 / (2 * module.weight.numel()) ** 0.5)
 
 
 @pytest.mark.parametrize("name", ["glyphnet", "densenet40_40", "resnet32", "resnet18"])

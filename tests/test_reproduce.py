@@ -21,7 +21,7 @@ from torch import nn
 
 import shortlist as sl
 from shortlist import cli, recipes
-from shortlist.config import from_dict, to_dict
+from shortlist.config import OptimConfig, from_dict, to_dict
 from shortlist.marked_pages import END, begin_mark
 from shortlist.reproduce import running
 from shortlist.reproduce.document import write_reproduction
@@ -133,6 +133,18 @@ def test_what_the_paper_draws_is_drawn_from_the_longest_runs(name: str, tmp_path
     assert all(COLUMN_NAMES[column] in drawn for column in experiment.columns)
 
 
+def test_the_points_of_the_sparsity_bear_their_values(tmp_path: Path) -> None:
+    cells = EXPERIMENTS["gradient-sparsity"].cells
+    results = [made_up(10.5 + place, row=cell.row, column=cell.column) for place, cell in enumerate(cells)]
+    drawn = from_results.draw("gradient-sparsity", results, tmp_path)[0].read_text()
+    places = {}
+    for result in results:
+        if result.column == "noised":
+            (places[result.row],) = re.findall(rf'x="([\d.]+)"[^>]*>{result.value}</text>', drawn)
+    in_order = [float(places[row]) for row in sorted(places, key=float)]
+    assert in_order == sorted(set(in_order)), "from left to right, none on top of another"
+
+
 @pytest.mark.parametrize("name", FIGURES)
 def test_every_figure_comes_from_its_name(name: str, everything: Place, capsys: pytest.CaptureFixture[str]) -> None:
     cli.reproduce([name, "--scale", "smoke", *everything.command()])
@@ -175,6 +187,73 @@ def test_every_cell_has_a_full_configuration(name: str, scale: Any) -> None:
 
 
 # Runs
+
+
+CELLS = [(experiment, cell) for experiment in EXPERIMENTS.values() for cell in experiment.cells]
+KNOWS_K = {"topk_hinge", "smooth_topk_hinge", "noised_topk_hinge", "imbalanced_noised_topk_hinge"}
+
+
+@pytest.mark.parametrize(("experiment", "cell"), CELLS, ids=[f"{e.name}-{c.label}" for e, c in CELLS])
+def test_a_cell_is_the_run_that_its_row_and_column_speak_of(experiment: Experiment, cell: Cell) -> None:
+    config = experiment.config(cell, "short", Path())
+    loss_of = {
+        "cross_entropy": "cross_entropy",
+        "smooth": "smooth_topk_hinge",
+        "noised": "noised_topk_hinge",
+        "exact": "noised_topk_hinge",
+        "focal": "focal",
+        "ldam": "ldam",
+        "cosine_cross_entropy": "ldam",
+        "imbalanced": "imbalanced_noised_topk_hinge",
+        "logit_adjusted": "logit_adjusted",
+        "balanced_softmax": "balanced_softmax",
+    }
+    column = re.sub(r"_b\d+$|_superclass$", "", cell.column)
+    if column in loss_of:
+        assert config.loss.name == loss_of[column]
+        assert (config.loss.n_samples == math.inf) == (column == "exact")
+        assert (config.loss.max_margin == 0) == (column == "cosine_cross_entropy")
+    if config.loss.name in KNOWS_K and experiment.name != "cifar100-top1":  # whose models are those of top-5
+        assert config.loss.k == cell.k
+    if draws := re.search(r"_b(\d+)$", cell.column):
+        assert config.loss.n_samples == int(draws[1])
+    if experiment.row_heading == "label noise p":
+        assert config.data.label_noise == float(cell.row)
+        assert (config.data.noise_groups == "superclass") == cell.column.endswith("_superclass")
+    if experiment.row_heading == "K":
+        assert cell.k == int(cell.row)
+    if experiment.row_heading == "learning rate":
+        assert config.optim.lr == float(cell.row)
+    if experiment.row_heading == "ε" and cell.row != "none":
+        assert config.loss.epsilon == float(cell.row)
+    if experiment.row_heading == "ε:":
+        assert config.loss.epsilon == float(cell.column)
+    if experiment.row_heading == "B:":
+        assert config.loss.n_samples == float(cell.column)
+    counts_gradients = "nonzero_gradients" in experiment.metrics
+    assert (config.train.cuda_graph, config.train.compile) == (not counts_gradients, not counts_gradients)
+
+
+def test_losses_that_know_no_k_share_a_run_on_the_long_tail() -> None:
+    for name in ("cifar100-lt", "cifar100-lt-baselines"):
+        experiment = EXPERIMENTS[name]
+        for column in experiment.columns:
+            configs = [experiment.config(cell, "short", Path()) for cell in experiment.cells if cell.column == column]
+            knows_k = configs[0].loss.name in KNOWS_K
+            assert len({config.key() for config in configs}) == (len(configs) if knows_k else 1)
+            # What was searched for one K serves all.
+            assert len({replace(config.loss, k=5) for config in configs}) == 1
+
+
+def test_the_long_tail_is_trained_as_its_literature_has_it() -> None:
+    experiment = EXPERIMENTS["cifar100-lt"]
+    for cell in experiment.cells:
+        config = experiment.config(cell, "paper", Path())
+        assert (config.data.name, config.data.imbalance, config.data.label_noise) == ("cifar100", 100, 0)
+        assert config.optim == OptimConfig(
+            lr=0.1, momentum=0.9, weight_decay=2e-4, milestones=(160, 180), decay=0.01, warmup_epochs=5
+        )
+        assert (config.model.name, config.train.epochs, config.train.batch_size) == ("resnet32", 200, 128)
 
 
 def test_finished_runs_are_not_repeated(place: Place) -> None:

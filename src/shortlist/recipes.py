@@ -92,7 +92,7 @@ def cifar100(loss: LossConfig, *, label_noise: float = 0.0) -> RunConfig:
 
 
 def cifar100_lt(loss: LossConfig) -> RunConfig:
-    """CIFAR-100 thinned to a long tail: the network and optimiser of Cao et al. (2019), as papers on it have them."""
+    """CIFAR-100 thinned to a long tail: network, batches and schedule of Cao et al. (2019), as is usual."""
     return RunConfig(
         data=DataConfig(name="cifar100", imbalance=100),
         model=ModelConfig(name="resnet32", head=_head(loss.name)),
@@ -219,7 +219,7 @@ def _register() -> None:
             "logit_adjusted": LossConfig(name="logit_adjusted", k=k, tau=1.0),
             "balanced_softmax": LossConfig(name="balanced_softmax", k=k),
         }.items():
-            text = f"CIFAR-100-LT, imbalance 100, {name.replace('_', '-')}, K = {k}, as its own search found it best."
+            text = f"CIFAR-100-LT, imbalance 100, {name.replace('_', '-')}, K = {k}, with settings searched for K = 5."
             _add(f"cifar100_lt_{name}_k{k}", text, partial(cifar100_lt, loss))
         for name, loss in {
             "cross_entropy": cross_entropy(k=k),

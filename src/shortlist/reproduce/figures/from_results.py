@@ -48,19 +48,18 @@ def _paint_sparsity(results: Sequence[Result]) -> Figure:
     figure = Figure(figsize=(11, 6.2))
     axes = figure.add_axes((0.08, 0.14, 0.66, 0.68))
     noised = {float(row): mean for row, mean in _means(results, "noised").items()}
-    # A logarithmic axis has no place for zero: it stands left of the others, and apart from their line.
     positive = sorted(epsilon for epsilon in noised if epsilon > 0)
     axes.plot(positive, [noised[each] for each in positive], "-o", color=SERIES[1], linewidth=3, markersize=8)
-    ticks = {each: f"{each:g}" for each in positive}
+    places = {epsilon: epsilon for epsilon in positive}
     if 0 in noised and positive:
-        zero = positive[0] / 10
-        axes.plot([zero], [noised[0.0]], "o", color=SERIES[1], markersize=8)
-        ticks = {zero: "0"} | ticks
-    for place, name in ticks.items():
-        value = noised[float(name)]
+        # A logarithmic axis has no place for zero: it stands left of the others, and apart from their line.
+        places[0.0] = positive[0] / 10
+        axes.plot([places[0.0]], [noised[0.0]], "o", color=SERIES[1], markersize=8)
+    for epsilon, place in places.items():
+        value = noised[epsilon]
         axes.annotate(f"{value:.1f}", (place, value), (0, 9), textcoords="offset points", ha="center", color=SERIES[1])
     axes.set_xscale("log")
-    axes.set_xticks(list(ticks), list(ticks.values()))
+    axes.set_xticks([*places.values()], [f"{epsilon:g}" for epsilon in places])
     axes.minorticks_off()
     ends = {"noised, B = 3": (noised[positive[-1]], SERIES[1])} if positive else {}
     for column, colour in (("cross_entropy", QUIET), ("smooth", ACCENT)):
