@@ -367,6 +367,16 @@ def test_no_cell_has_two_seeds_before_all_have_one(place: Place) -> None:
     assert [name.rpartition("-s")[2] for name, _ in in_order] == ["0", "0", "1", "1"]
 
 
+def test_what_was_compiled_serves_until_another_network_comes(monkeypatch: pytest.MonkeyPatch) -> None:
+    resets: list[str] = []
+    config = recipes.build("cifar100_table4_noised_p00")
+    config = replace(config, train=replace(config.train, compile=True))
+    for network in ("first", "first", "second", "first"):
+        monkeypatch.setattr(torch.compiler, "reset", lambda network=network: resets.append(network))
+        running._forget_earlier_runs(replace(config, model=replace(config.model, name=network)))
+    assert resets == ["first", "second", "first"]
+
+
 def test_patterns_choose_rows_and_columns(place: Place) -> None:
     experiment = EXPERIMENTS["cifar100-top5"]
     assert [cell.label for cell in experiment.selected(["0.4/noised", "0.4/cross*"])] == [
