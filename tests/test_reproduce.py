@@ -390,6 +390,15 @@ def test_patterns_choose_rows_and_columns(place: Place) -> None:
         place.run(experiment, seeds=0)
 
 
+def test_patterns_may_mean_cells_of_some_tables_only(place: Place, capsys: pytest.CaptureFixture[str]) -> None:
+    names = ["imagenet", "cifar100-learning-rates"]
+    cli.reproduce([*names, "--scale", "smoke", "--only", "0.5/noised", *place.command()])
+    assert "leaves nothing of imagenet" in capsys.readouterr().err
+    assert [name.partition("/")[0] for name in place.finished()] == ["cifar100_table4_noised_p40"]
+    with pytest.raises(sl.ShortlistError, match="--only 7/noised means no cell of imagenet, cifar100-learning-rates"):
+        cli.reproduce([*names, "--scale", "smoke", "--only", "0.5/noised", "7/noised", *place.command()])
+
+
 # Results
 
 

@@ -282,6 +282,9 @@ def reproduce(arguments: list[str]) -> None:
         if name in FIGURES:
             print(*FIGURES[name](pictures, parsed.scale), sep="\n")
             continue
+        if parsed.only and not any(map(EXPERIMENTS[name].means, parsed.only)):
+            _say(f"--only leaves nothing of {name}")
+            continue
         found, wrong = reproduce(
             EXPERIMENTS[name],
             scale=parsed.scale,
@@ -302,12 +305,13 @@ def reproduce(arguments: list[str]) -> None:
 
 
 def _check_patterns(patterns: Sequence[str], experiments: "Sequence[Experiment]") -> None:
-    """Each of them must mean something in one of the experiments, and some of them something in each."""
-    for experiment in experiments:
-        experiment.selected(patterns)
+    """Each of them must mean something in one of the experiments."""
     for pattern in patterns:
-        if not any(cell.matches(pattern) for experiment in experiments for cell in experiment.cells):
-            raise ShortlistError(f"--only {pattern} means no cell of {', '.join(each.name for each in experiments)}")
+        if any(experiment.means(pattern) for experiment in experiments):
+            continue
+        if len(experiments) == 1:
+            experiments[0].selected([pattern])  # which tells what there is
+        raise ShortlistError(f"--only {pattern} means no cell of {', '.join(each.name for each in experiments)}")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -219,7 +219,7 @@ def _register() -> None:
             "logit_adjusted": LossConfig(name="logit_adjusted", k=k, tau=1.0),
             "balanced_softmax": LossConfig(name="balanced_softmax", k=k),
         }.items():
-            text = f"CIFAR-100-LT, imbalance 100, {name.replace('_', '-')}, K = {k}, with settings searched for K = 5."
+            text = f"CIFAR-100-LT, imbalance 100, {name.replace('_', '-')}, K = {k}."
             _add(f"cifar100_lt_{name}_k{k}", text, partial(cifar100_lt, loss))
         for name, loss in {
             "cross_entropy": cross_entropy(k=k),

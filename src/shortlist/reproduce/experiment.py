@@ -86,6 +86,10 @@ class Experiment:
     def columns(self) -> list[str]:
         return list(dict.fromkeys(cell.column for cell in self.cells))
 
+    def means(self, pattern: str) -> bool:
+        """Whether the pattern means one of the cells."""
+        return any(cell.matches(pattern) for cell in self.cells)
+
     def selected(self, patterns: Sequence[str]) -> list[Cell]:
         """The cells that one of the patterns means; all if there is none."""
         found = [cell for cell in self.cells if not patterns or any(map(cell.matches, patterns))]
