@@ -139,6 +139,7 @@ WRONG = [
     (["predict", "/nowhere", "/nowhere.png"], 1, "there is no file /nowhere.png"),
     (["report", "/nowhere"], 1, "there is no folder /nowhere"),
     (["datasets", "cifar"], 1, "no data set 'cifar': perhaps cifar100?"),
+    (["datasets", "CIFAR-100-LT"], 1, "no data set 'CIFAR-100-LT': perhaps cifar100?"),
 ]
 
 

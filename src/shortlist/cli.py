@@ -8,6 +8,7 @@ import dataclasses
 import difflib
 import json
 import os
+import re
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -453,8 +454,14 @@ def _list_experiments() -> None:
 
 
 def _close_to(name: str, known: Iterable[str]) -> str:
-    close = difflib.get_close_matches(name, list(known), 1)
-    return f"perhaps {close[0]}?" if close else f"there are {', '.join(known)}"
+    """What was perhaps meant, however it is written, or all that there is."""
+    spelt = {_letters(each): each for each in known}
+    close = difflib.get_close_matches(_letters(name), spelt, 1)
+    return f"perhaps {spelt[close[0]]}?" if close else f"there are {', '.join(known)}"
+
+
+def _letters(name: str) -> str:
+    return re.sub(r"[\W_]", "", name.lower())
 
 
 def _percentages(metrics: dict[str, float | None]) -> str:
