@@ -349,6 +349,22 @@ def _combine_statistics_kernel(
 
 
 @triton.jit
+def _inverse_deviation(var_ptr, column, exists, eps):
+    return 1.0 / tl.sqrt_rn(tl.load(var_ptr + column, mask=exists, other=1.0) + eps)
+
+
+@triton.jit
+def _line(mean_ptr, var_ptr, weight_ptr, bias_ptr, column, exists, eps):
+    """Slope and offset of what a norm makes of each channel.
+
+    The way back decides by the same numbers as the way there what the activation cuts.
+    """
+    scale = tl.load(weight_ptr + column, mask=exists, other=0.0) * _inverse_deviation(var_ptr, column, exists, eps)
+    mean = tl.load(mean_ptr + column, mask=exists, other=0.0)
+    return scale, tl.load(bias_ptr + column, mask=exists, other=0.0) - mean * scale
+
+
+@triton.jit
 def _activate_kernel(
     x_ptr,
     mean_ptr,
@@ -372,10 +388,7 @@ def _activate_kernel(
     x_stride *= UNIT
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     exists = column < columns
-    mean = tl.load(mean_ptr + column, mask=exists, other=0.0)
-    weight = tl.load(weight_ptr + column, mask=exists, other=0.0)
-    scale = weight / tl.sqrt_rn(tl.load(var_ptr + column, mask=exists, other=1.0) + eps)
-    shift = tl.load(bias_ptr + column, mask=exists, other=0.0) - mean * scale
+    scale, shift = _line(mean_ptr, var_ptr, weight_ptr, bias_ptr, column, exists, eps)
     for start in tl.range(0, rows_a_part, ROWS, num_stages=STAGES):
         row = tl.program_id(0).to(tl.int64) * rows_a_part + start + tl.arange(0, ROWS)
         here = (row < out_rows)[:, None] & exists[None, :]
@@ -423,12 +436,9 @@ def _pull_kernel(
     part = tl.program_id(0)
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     exists = column < columns
+    scale, shift = _line(mean_ptr, var_ptr, weight_ptr, bias_ptr, column, exists, eps)
     mean = tl.load(mean_ptr + column, mask=exists, other=0.0)
-    deviation = tl.sqrt_rn(tl.load(var_ptr + column, mask=exists, other=1.0) + eps)
     weight = tl.load(weight_ptr + column, mask=exists, other=0.0)
-    scale = weight / deviation
-    shift = tl.load(bias_ptr + column, mask=exists, other=0.0) - mean * scale
-    inverse = 1.0 / deviation
     dots = tl.zeros([ROWS, COLUMNS], tl.float32)
     sums = tl.zeros([ROWS, COLUMNS], tl.float32)
     for start in tl.range(0, rows_a_part, ROWS, num_stages=STAGES):
@@ -439,7 +449,7 @@ def _pull_kernel(
             source = (row // width // POOL) * (width // POOL) + (row % width) // POOL
         x = tl.load(x_ptr + row[:, None] * x_stride + column[None, :], mask=here, other=0.0).to(tl.float32)
         upstream = tl.load(upstream_ptr + source[:, None] * columns + column[None, :], mask=here, other=0.0)
-        # Decided by the very numbers that decided in ``activate``; like torch's, a NaN lets the gradient pass.
+        # As in torch a NaN lets the gradient pass.
         cut = x * scale[None, :] + shift[None, :] <= 0
         gradient = tl.where(cut, 0.0, upstream.to(tl.float32) / (POOL * POOL))
         sums += gradient
@@ -449,7 +459,8 @@ def _pull_kernel(
         if ADDS:
             gradient += tl.load(place, mask=here, other=0.0).to(tl.float32)
         tl.store(place, gradient.to(gradient_ptr.dtype.element_ty), mask=here)
-    tl.store(dots_ptr + part * columns + column, tl.sum(dots, 0) * inverse, mask=exists)
+    dot = tl.sum(dots, 0) * _inverse_deviation(var_ptr, column, exists, eps)
+    tl.store(dots_ptr + part * columns + column, dot, mask=exists)
     tl.store(sums_ptr + part * columns + column, tl.sum(sums, 0), mask=exists)
 
 
@@ -512,7 +523,7 @@ def _settle_kernel(
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     exists = column < columns
     mean = tl.load(mean_ptr + column, mask=exists, other=0.0)
-    inverse = 1.0 / tl.sqrt_rn(tl.load(var_ptr + column, mask=exists, other=1.0) + eps)
+    inverse = _inverse_deviation(var_ptr, column, exists, eps)
     of_sum = tl.load(sum_ptr + column, mask=exists, other=0.0) / rows
     of_dot = tl.load(dot_ptr + column, mask=exists, other=0.0) / rows * inverse
     for start in tl.range(0, rows_a_part, ROWS, num_stages=STAGES):
