@@ -100,8 +100,14 @@ def test_kernels_compute_what_torch_computes(growth: int, count: int, blocks_by_
     assert len(blocks_by_kernels) == 3
 
 
-def test_tiles_as_they_are_in_earnest_compute_the_same(blocks_by_kernels: list[Tensor]) -> None:
-    assert_as_in_float64(network(8, depth=10), torch.randn(5, 3, 16, 16, device=DEVICE))
+@pytest.mark.parametrize("stages", [1, 3])
+def test_tiles_as_they_are_in_earnest_compute_the_same(
+    stages: int, blocks_by_kernels: list[Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Several to a part; on a GPU, also with some of them loaded ahead."""
+    for kernel in TILINGS:
+        monkeypatch.setattr(batch_norm, kernel, replace(getattr(batch_norm, kernel), most_parts=2, stages=stages))
+    assert_as_in_float64(network(8, depth=10), torch.randn(3, 3, 16, 16, device=DEVICE))
     assert len(blocks_by_kernels) == 3
 
 
@@ -210,9 +216,12 @@ def test_evaluation_takes_no_notice_of_the_batch(blocks_by_kernels: list[Tensor]
     assert not blocks_by_kernels
 
 
-def test_norms_that_ask_other_gpus_are_left_to_torch(blocks_by_kernels: list[Tensor]) -> None:
-    model = nn.SyncBatchNorm.convert_sync_batchnorm(network(2, depth=10))
-    assert all(not block._has_kernels(torch.randn(2, 4, 8, 8)) for block in model.layers if hasattr(block, "layers"))
+def test_norms_that_ask_other_gpus_are_left_to_torch() -> None:
+    block: Any = network(2, depth=10).layers[1]
+    images = torch.randn(2, 4, 8, 8, device=DEVICE)
+    assert block._has_kernels(images)
+    block.norm = nn.SyncBatchNorm.convert_sync_batchnorm(block.norm)
+    assert not block._has_kernels(images)
 
 
 @pytest.mark.filterwarnings("ignore")  # the compiler's own

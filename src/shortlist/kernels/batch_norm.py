@@ -53,9 +53,10 @@ class Tiling:
         return {"ROWS": self.rows, "COLUMNS": self.columns, "STAGES": self.stages, "num_warps": self.warps}
 
 
-_OBSERVING = Tiling(rows=64, columns=64, most_parts=256, warps=8, stages=3)
+# Tiles are not loaded ahead until that has been tried on a GPU: Triton's interpreter knows no stages.
+_OBSERVING = Tiling(rows=64, columns=64, most_parts=256, warps=8, stages=1)
 _ACTIVATING = Tiling(rows=64, columns=64, most_parts=1024, warps=8, stages=1)
-_PULLING = Tiling(rows=32, columns=64, most_parts=256, warps=4, stages=3)
+_PULLING = Tiling(rows=32, columns=64, most_parts=256, warps=4, stages=1)
 _SETTLING = Tiling(rows=64, columns=64, most_parts=1024, warps=8, stages=1)
 
 

@@ -63,8 +63,8 @@ class _DenseBlock(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, images: Tensor, pool: int, eps: float, *parameters: Tensor) -> tuple[Tensor, ...]:
         ctx.dtypes = [each.dtype for each in parameters]
-        kernels_as_images = [images.dtype if each.dim() == 4 else each.dtype for each in parameters]
-        used = _converted(parameters, kernels_as_images)
+        # Kernels of convolutions in the type of the images; norms keep theirs.
+        used = _converted(parameters, [images.dtype if each.dim() == 4 else each.dtype for each in parameters])
         layers, last_norm = _layers(used, eps)
         num_images, channels, height, width = images.shape
         total = channels + sum(len(layer.grow) for layer in layers)
