@@ -29,6 +29,13 @@ pytestmark = pytest.mark.gpu
 BATCH, NUM_CLASSES = 16, 12
 
 
+@pytest.fixture(autouse=True)
+def _the_same_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Convolutions that add up in any order, and round to few digits, differ between two runs of the same steps."""
+    monkeypatch.setattr(torch.backends.cudnn, "deterministic", True)
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+
+
 def nesterov(parameters: Iterator[nn.Parameter]) -> Optimizer:
     return SGD(parameters, momentum=0.9, nesterov=True, weight_decay=1e-2, fused=True)
 

@@ -125,23 +125,22 @@ def test_images_and_gradients_may_lie_in_memory_as_they_like(count: int, loss: C
 
 
 def test_mixed_precision_rounds_as_torch_does(monkeypatch: pytest.MonkeyPatch) -> None:
-    model, images = network(8, depth=10), torch.randn(4, 3, 16, 16, device=DEVICE)
-    want, expected = trained_once(copy.deepcopy(model).double(), images.double())
-    errors = []
-    for by_kernels in (True, False):
-        monkeypatch.setattr(kernels, "at_hand", lambda x, by_kernels=by_kernels: by_kernels)
-        with torch.autocast(DEVICE, torch.bfloat16):
-            features, left = trained_once(copy.deepcopy(model), images, lambda features: weighted_sum(features.float()))
-        assert features.dtype == torch.bfloat16
-        assert all(left[name].dtype == value.dtype for name, value in model.named_parameters())
-        pairs = [
-            (features, want),
-            *((left[name], value) for name, value in expected.items() if value.is_floating_point()),
-        ]
-        errors.append([((got - exact).norm() / exact.norm()).item() for got, exact in pairs])
-    ours, plain = (torch.tensor(each) for each in errors)
-    assert ours.mean() <= 1.5 * plain.mean()
-    assert (ours <= 3 * plain + 0.01).all()
+    """On average: in a single draw, activations that rounding turns on or off decide."""
+    model, errors = network(8, depth=10), []
+    for _ in range(3):
+        images = torch.randn(4, 3, 16, 16, device=DEVICE)
+        want, expected = trained_once(copy.deepcopy(model).double(), images.double())
+        for by_kernels in (True, False):
+            monkeypatch.setattr(kernels, "at_hand", lambda x, by_kernels=by_kernels: by_kernels)
+            with torch.autocast(DEVICE, torch.bfloat16):
+                features, left = trained_once(copy.deepcopy(model), images, lambda each: weighted_sum(each.float()))
+            assert features.dtype == torch.bfloat16
+            assert all(left[name].dtype == value.dtype for name, value in model.named_parameters())
+            pairs = [(left[name], value) for name, value in expected.items() if value.is_floating_point()]
+            errors.append([((got - exact).norm() / exact.norm()).item() for got, exact in [(features, want), *pairs]])
+    ours, plain = torch.tensor(errors).view(3, 2, -1).mean(0)
+    assert ours.mean() <= 1.25 * plain.mean()
+    assert (ours <= 2 * plain + 0.01).all()
 
 
 def test_large_means_and_constant_channels_keep_their_variance() -> None:

@@ -616,6 +616,16 @@ def test_every_published_result_can_be_traced_to_its_configuration() -> None:
         assert (config.recipe, config.train.epochs) == (result.recipe, result.epochs)
 
 
+def test_the_long_tail_is_trained_with_what_its_search_found() -> None:
+    search = EXPERIMENTS["cifar100-lt-search"]
+    found = {result.row: result.value for result in read_results(results_file(ROOT / "results", search, "paper"))}
+    assert found.keys() == set(search.rows)
+    best = {cell.recipe: cell for cell in sorted(search.cells, key=lambda cell: found[cell.row])}
+    for recipe, cell in best.items():
+        chosen = search.config(cell, "paper", Path()).loss
+        assert replace(recipes.build(recipe).loss, k=5) == chosen
+
+
 # The paper's numbers
 
 

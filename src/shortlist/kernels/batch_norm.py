@@ -341,7 +341,9 @@ def _combine_statistics_kernel(
     means = tl.load(means_ptr + part * columns + column[None, :], mask=here, other=0.0)
     squares = tl.load(squares_ptr + part * columns + column[None, :], mask=here, other=0.0)
     share = tl.where(part < parts, tl.minimum(rows - part * rows_a_part, rows_a_part), 0).to(tl.float32) / rows
-    mean = tl.sum(share * means, 0)
+    # Around the first part's: shares add up to one but for rounding, which the mean itself would magnify.
+    pivot = tl.load(means_ptr + column, mask=column < columns, other=0.0)
+    mean = pivot + tl.sum(share * (means - pivot[None, :]), 0)
     off = means - mean[None, :]
     var = tl.sum(squares / rows + share * off * off, 0)
     tl.store(mean_ptr + column, mean, mask=column < columns)

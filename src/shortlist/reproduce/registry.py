@@ -291,6 +291,7 @@ _ALL = (
         cells=_search_cells(),
         metrics=("val_macro",),
         short_epochs=_SEARCH_EPOCHS,
+        paper_epochs=_SEARCH_EPOCHS,
         remarks="The grids of the paper's appendix, with K = 5. It names none for the scale, for ε of the noised "
         "loss and for logit adjustment: those are ours.",
     ),
