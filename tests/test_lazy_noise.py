@@ -5,6 +5,8 @@ stays; over the choice of seeds, a right law would fail one of the 40 or so call
 """
 
 import math
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -12,6 +14,7 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from shortlist import _lazy, _noise, smooth_topk, smooth_topk_sum
+from shortlist._standings import Standings
 from tests.drawing import normal, value_and_grad
 from tests.laws import Draws, assert_same_law
 
@@ -203,6 +206,24 @@ def test_where_many_classes_compete_all_noise_is_drawn() -> None:
     assert _lazy.can_do(x_RL, 6, 4)
     assert _lazy.largest_perturbed(x_RL, 6, slice(5, 6), 1.0, 4, seeded(0)) is None
     assert smooth_topk(x_RL, 6, epsilon=1.0).isfinite().all()
+
+
+@pytest.mark.parametrize(
+    "draw",
+    [
+        lambda x_RL: smooth_topk(x_RL, 6, epsilon=1.0),
+        lambda x_RL: Standings(3, 5, 6, epsilon=1.0, dtype=x_RL.dtype, device=x_RL.device).add(x_RL, 0),
+    ],
+    ids=["rows", "chunks"],
+)
+def test_what_is_drawn_after_depends_on_no_score(draw: Callable[[Tensor], Any]) -> None:
+    """Ranks with one seed see other scores, and shuffle alike afterwards."""
+    after = []
+    for x_RL in (SCORES["spread"](500).expand(3, -1), torch.zeros(3, 150), torch.full((3, 500), -math.inf)):
+        torch.manual_seed(7)
+        draw(x_RL.float())
+        after.append(torch.randperm(8).tolist())
+    assert after[0] == after[1] == after[2]
 
 
 def test_any_shape_and_layout() -> None:

@@ -102,10 +102,9 @@ class Candidates:
 
 
 def can_do(x_RL: Tensor, k: int, n_samples: int) -> bool:
-    """Whether this is the way to draw: there is noise to leave out, and the scores can be read and are finite."""
+    """Whether this is the way to draw: there is noise to leave out, and the scores can be read, whatever they are."""
     worth_it = x_RL.numel() * n_samples >= _FEWEST_CELLS and x_RL.shape[-1] >= _FEWEST_CLASSES_A_PLACE * k
-    # A sum may overflow where no score is infinite: nothing but speed is lost.
-    return worth_it and can_read(x_RL) and bool(x_RL.sum().isfinite())
+    return worth_it and can_read(x_RL)
 
 
 def largest_perturbed(
@@ -121,8 +120,12 @@ def largest_perturbed(
         generator: Source of the draws.
 
     Returns:
-        Two ``(R, B, P)`` tensors; None where so many classes compete that drawing all of the noise is faster.
+        Two ``(R, B, P)`` tensors; None where so many classes compete that drawing all of the noise is faster, and where
+        scores are not finite.
     """
+    # A sum may overflow where no score is infinite: nothing but speed is lost.
+    if not x_RL.sum().isfinite():
+        return None
     tiles = Tiles.cut(x_RL.shape[1], tile_size(x_RL.shape[1], k, n_samples))
     tile_max_RG = tiles.maxima(x_RL)
     threshold_R1 = choose_threshold(x_RL, tile_max_RG, k, epsilon)

@@ -73,6 +73,7 @@ class Standings:
         scores_RC = working(scores_RC)
         contenders = None
         if noise_RCB is None and self.epsilon > 0 and _lazy.can_do(scores_RC, places, draws):
+            generator = cpu_generator_from(generator)
             contenders = self._found_lazily(scores_RC, generator)
         if contenders is None:
             contenders = self._found_densely(scores_RC, noise_RCB, generator)
@@ -106,12 +107,10 @@ class Standings:
         values_RB, place_RB = self.values_RBK.min(-1)
         return values_RB, self.classes_RBK.gather(-1, place_RB.unsqueeze(-1)).squeeze(-1)
 
-    def _found_lazily(self, scores_RC: Tensor, generator: torch.Generator | None) -> tuple[Tensor, Tensor] | None:
+    def _found_lazily(self, scores_RC: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor] | None:
         """As ``_found_densely`` in law, where it can be had without drawing all of the noise."""
         _, draws, places = self.values_RBK.shape
-        found = _lazy.largest_perturbed(
-            scores_RC, places, slice(places), self.epsilon, draws, cpu_generator_from(generator)
-        )
+        found = _lazy.largest_perturbed(scores_RC, places, slice(places), self.epsilon, draws, generator)
         if found is None:
             return None
         positions_RBP, shift_RBP = found

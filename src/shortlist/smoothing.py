@@ -159,16 +159,17 @@ def find_places(
     """
     found = None
     if noise_BRL is None and _lazy.can_do(x_RL, k, n_samples):
+        generator = cpu_generator_from(generator)
         found = _found_lazily(x_RL, k, ranks, epsilon, n_samples, generator)
     return found or _found_densely(x_RL, k, ranks, epsilon, n_samples, noise_BRL, generator)
 
 
 def _found_lazily(
-    x_RL: Tensor, k: int, ranks: slice, epsilon: float, n_samples: int, generator: torch.Generator | None
+    x_RL: Tensor, k: int, ranks: slice, epsilon: float, n_samples: int, generator: torch.Generator
 ) -> tuple[Tensor, Tensor] | None:
     """Without drawing all of the noise; None where that would be no faster."""
     rows_RL = x_RL.reshape(-1, x_RL.shape[-1]).contiguous()
-    found = _lazy.largest_perturbed(rows_RL, k, ranks, epsilon, n_samples, cpu_generator_from(generator))
+    found = _lazy.largest_perturbed(rows_RL, k, ranks, epsilon, n_samples, generator)
     if found is None:
         return None
     positions_RBP, shift_RBP = found
