@@ -279,6 +279,14 @@ def test_a_run_is_found_by_its_configuration_and_not_by_the_name_of_its_folder(p
     folder.rename(folder.with_name("0123456789-s0"))
     place.run(SMALL, only=["1/noised"])
     assert [Path(run).name for run in place.finished()] == ["0123456789-s0"]
+    # With a seed in a folder of the name of today it makes one set-up, also when it is no longer on this disk.
+    results, _ = place.run(SMALL, seeds=2, only=["1/noised"])
+    assert len({Path(run).name.partition("-")[0] for run in place.finished()}) == 2
+    shutil.rmtree(folder.with_name("0123456789-s0"))
+    path = results_file(place.results, SMALL, "smoke")
+    write_results(path, [replace(result, config="0123456789") for result in results])
+    for found in (results, update_results(SMALL, "smoke", place.runs_root, place.results)):
+        assert [result.seed for result in latest_setups(found)] == [0, 1]
 
 
 def interrupt_in(monkeypatch: pytest.MonkeyPatch, step: int) -> None:
@@ -453,7 +461,7 @@ def made_up(value: float, **fields: Any) -> Result:
     }
     key = fields.pop("key", "aaaaaaaaaa")
     known = usual | fields
-    return Result(**known, value=value, run=f"{known['recipe']}/{key}-s{known['seed']}")
+    return Result(**known, value=value, config=key, run=f"{known['recipe']}/{key}-s{known['seed']}")
 
 
 def test_configurations_of_a_cell_are_not_mixed() -> None:

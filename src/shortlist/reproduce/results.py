@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from shortlist.bench.epochs import epoch_seconds
-from shortlist.config import RunConfig, to_dict
+from shortlist.config import RunConfig, from_dict, to_dict
 from shortlist.errors import ShortlistError
 from shortlist.reproduce import Scale
 from shortlist.reproduce.experiment import EPOCH_SECONDS, NONZERO_GRADIENTS, Cell, Experiment, without_seed
@@ -43,13 +43,10 @@ class Result:
     gpu: str
     date: str
     """When the run began."""
+    config: str
+    """Key of its configuration, the same for all seeds."""
     run: str
-    """Its folder below the root of the runs, whose last part begins with the key of its configuration."""
-
-    @property
-    def setup(self) -> str:
-        """What runs of the same configuration share."""
-        return self.run.rpartition("-s")[0]
+    """Its folder below the root of the runs."""
 
 
 COLUMNS = tuple(field.name for field in dataclasses.fields(Result))
@@ -118,6 +115,7 @@ def results_of(experiment: Experiment, cell: Cell, scale: Scale, run: RunFolder,
                     commit=commit,
                     gpu=environment["device"],
                     date=environment["started"],
+                    config=config.key(),
                     run=run.path.relative_to(runs_root).as_posix(),
                 )
             )
@@ -159,17 +157,29 @@ def _updated(path: Path, experiment: Experiment, found: list[Result], runs_root:
     before = read_results(path) if path.exists() else []
     for result in found:
         _keep_config(result, RunFolder(runs_root / result.run), path.parent)
-    on_disk = {result.run for result in found}
-    # Where both scales are equally long they share their runs, and the numbers are those of the scale named last.
-    once = {(result.run, result.row, result.column, result.metric): result for result in found}
-    results = _in_order(experiment, [*once.values(), *(result for result in before if result.run not in on_disk)])
+    # A seed counts once, and what is on this disk before what is not. Where both scales are equally long they share
+    # their runs, and the numbers are those of the scale named last.
+    once = {
+        (result.row, result.column, result.metric, result.config, result.seed): result
+        for result in (*(_with_key_of_today(result, path.parent) for result in before), *found)
+    }
+    results = _in_order(experiment, once.values())
     write_results(path, results)
     return results
 
 
 def config_file(folder: Path, result: Result) -> Path:
     """Where the configuration behind a number is kept, with the seed 0."""
-    return folder / "configs" / f"{result.setup}.json"
+    return folder / "configs" / f"{result.run.rpartition('-s')[0]}.json"
+
+
+def _with_key_of_today(result: Result, folder: Path) -> Result:
+    """A setting that a later version adds changes the key, and with its default nothing else."""
+    try:
+        config = from_dict(json.loads(config_file(folder, result).read_text()))
+    except (OSError, ValueError):  # not kept, or of a version that had other settings
+        return result
+    return dataclasses.replace(result, config=config.key())
 
 
 def _keep_config(result: Result, run: RunFolder, folder: Path) -> None:

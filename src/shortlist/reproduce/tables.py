@@ -60,8 +60,7 @@ def latest_setups(results: Sequence[Result]) -> list[Result]:
         cell = (result.row, result.column, result.scale, result.epochs)
         if cell not in last or result.date > last[cell].date:
             last[cell] = result
-    setups = {cell: result.setup for cell, result in last.items()}
-    return [each for each in results if each.setup == setups[each.row, each.column, each.scale, each.epochs]]
+    return [each for each in results if each.config == last[each.row, each.column, each.scale, each.epochs].config]
 
 
 def comparison(experiment: Experiment, results: Sequence[Result]) -> list[Line]:
