@@ -8,9 +8,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import safetensors.torch
+import torch
 from PIL import Image
 
 from shortlist import recipes
+from shortlist.evaluation import evaluate_run
+from shortlist.predicting import Predictor
 from shortlist.runs import RunFolder
 from shortlist.training import train
 
@@ -78,6 +82,19 @@ def test_evaluation_repeats_the_result_and_writes_each_class(run: Path, tmp_path
     assert {"micro_top1", "micro_top3"} <= json.loads(on_training.stdout).keys()
 
 
+def test_a_run_in_mixed_precision_scores_as_it_was_tested(images: Path, tmp_path: Path) -> None:
+    settings = ["--train.precision", "bf16-mixed", "--train.device", "cpu", "--train.epochs", "1"]
+    done = shortlist("train", "folder", *small_settings(images, tmp_path), *settings)
+    assert done.returncode == 0, done.stderr
+    run = RunFolder(tmp_path)
+    tested = safetensors.torch.load_file(tmp_path / "test_predictions.safetensors")["scores"]
+    torch.testing.assert_close(evaluate_run(run, device="cpu")[0].scores, tested, rtol=0, atol=0)
+    files = [images / file for file in run.read_json("facts.json")["test_files"]]
+    suggested = [[each.score for each in best] for _, best in Predictor(run, device="cpu").suggest(files, 2)]
+    # Batches of other sizes may be added up in another order.
+    torch.testing.assert_close(torch.tensor(suggested), tested[:, :2], rtol=1e-3, atol=1e-3)
+
+
 def test_suggestions_come_from_the_run_folder_alone(run: Path, tmp_path: Path) -> None:
     for label, colour in enumerate(COLOURS.values()):
         draw_image(tmp_path / f"{label}.png", colour, seed=999 + label)
@@ -119,8 +136,23 @@ def test_an_unreadable_image_ends_the_run_or_is_counted(images: Path, tmp_path: 
     skipping = [*small_settings(photos, tmp_path / "skips"), "--data.on-bad-image", "skip"]
     done = shortlist("train", "folder", *skipping)
     assert done.returncode == 0, done.stderr
-    final = RunFolder(tmp_path / "skips").read_json("final.json")
-    assert 1 <= final["skipped_images"] <= 4
+    run = RunFolder(tmp_path / "skips")
+    facts = run.read_json("facts.json")
+    files = {str(path.relative_to(photos)) for path in photos.rglob("*.*")} - {
+        *facts["val_files"],
+        *facts["test_files"],
+    }
+    broken = [file for file in files if (photos / file).stat().st_size < (images / file).stat().st_size]
+    assert broken
+    assert run.read_json("final.json")["skipped_images"] == len(broken)
+    # Nothing was trained by the process that ends the run, and on two ranks each file is one rank's or the other's.
+    (run.path / "final.json").unlink()
+    assert shortlist("train", "folder", *skipping, "--resume").returncode == 0
+    assert run.read_json("final.json")["skipped_images"] == len(broken)
+    ranks = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "shortlist"]
+    elsewhere = [*small_settings(photos, tmp_path / "ranks"), *skipping[-2:], "--train.device", "cpu"]
+    subprocess.run([*ranks, "train", "folder", *map(str, elsewhere)], capture_output=True, check=True)
+    assert RunFolder(tmp_path / "ranks").read_json("final.json")["skipped_images"] == len(broken)
 
 
 WRONG = [

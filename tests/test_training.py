@@ -7,14 +7,18 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
+import safetensors.torch
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from shortlist import ShortlistError, training
 from shortlist.captured import undone
-from shortlist.config import LossConfig, OptimConfig, RunConfig, TrainConfig, to_dict
+from shortlist.config import DataConfig, LossConfig, OptimConfig, RunConfig, TrainConfig, to_dict
+from shortlist.data import load_problem
 from shortlist.runs import RunFolder
 from shortlist.training import Interrupted, Trainer, train
 from shortlist.whole_files import WRITING
@@ -220,6 +224,57 @@ def test_every_other_loss_trains(data: Path, tmp_path: Path, name: str) -> None:
     config = small_config(data, loss=LossConfig(name=name, k=3, scale=10))  # type: ignore[arg-type]
     result = outcome(train(config, folder=tmp_path, quiet=True).path)
     assert result["final"]["test"]["micro_top3"] > 0.5
+
+
+@pytest.mark.parametrize("written", [True, False])
+def test_the_best_weights_are_those_of_the_epoch_that_the_checkpoint_names(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, written: bool
+) -> None:
+    """Killed when they have just been written, or are about to be."""
+    config = small_config(data, train=TrainConfig(epochs=2, batch_size=16, ks=(1, 3), device="cpu"))
+    original, epochs = RunFolder.save_best, 0
+
+    def dying(folder: RunFolder, weights: dict[str, Tensor]) -> None:
+        nonlocal epochs
+        epochs += 1
+        if written or epochs == 1:
+            original(folder, weights)
+        if epochs == 2:
+            raise SystemExit
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RunFolder, "save_best", dying)
+        with pytest.raises(SystemExit):
+            train(config, folder=tmp_path, quiet=True)
+    state = RunFolder(tmp_path).load_checkpoint(pytest.fail)
+    assert state is not None
+    assert (state["position"]["epoch"], state["position"]["best_epoch"]) == (2, 1)
+    run = train(config, folder=tmp_path, resume=True, quiet=True)
+    torch.testing.assert_close(run.load_best(), state["model"], rtol=0, atol=0)
+
+
+def test_every_suggestion_that_is_measured_is_kept(data: Path, tmp_path: Path) -> None:
+    settings = TrainConfig(epochs=1, batch_size=16, ks=(1, 11), device="cpu")
+    run = train(small_config(data, train=settings), folder=tmp_path, quiet=True)
+    kept = safetensors.torch.load_file(tmp_path / "test_predictions.safetensors")
+    for k in (1, 3, 11):
+        share = (kept["suggestions"][:, :k] == kept["labels"][:, None]).any(1).double().mean().item()
+        assert run.read_json("final.json")["test"][f"micro_top{k}"] == pytest.approx(share)
+
+
+@pytest.mark.parametrize("name", ["imbalanced_noised_topk_hinge", "ldam", "logit_adjusted", "balanced_softmax"])
+def test_a_class_that_label_noise_empties_does_not_stop_the_losses_with_counts(tmp_path: Path, name: str) -> None:
+    labels = np.arange(400) % 20
+    arrays: dict[str, Any] = {f"{split}_y": labels for split in ("train", "val", "test")}
+    arrays |= {f"{name[:-1]}x": np.eye(20, dtype=np.float32)[labels] for name in arrays}
+    np.savez(tmp_path / "points.npz", **arrays)
+    noise = {"label_noise": 0.5, "noise_groups": "consecutive"}
+    noisy = DataConfig(name="embeddings", root=str(tmp_path / "points.npz"), imbalance=20, **noise)  # type: ignore[arg-type]
+    assert load_problem(noisy).class_counts.min() == 0
+    loss = LossConfig(name=name, k=3, scale=10)  # type: ignore[arg-type]
+    settings = TrainConfig(epochs=1, batch_size=16, ks=(1, 3), device="cpu")
+    config = replace(small_config(tmp_path, loss=loss, train=settings), data=noisy)
+    assert train(config, folder=tmp_path / "run", quiet=True).finished
 
 
 def test_mixed_precision_and_adamw_train_too(data: Path, tmp_path: Path) -> None:

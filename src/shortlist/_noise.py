@@ -30,8 +30,8 @@ def standard_normal(
 def cpu_generator_from(generator: torch.Generator | None) -> torch.Generator:
     """A generator for draws whose number depends on the data: it takes one draw from ``generator``, or the default one.
 
-    So ranks stay agreed on what is drawn afterwards, however much each draws, and in whichever way. As in ``standard_normal``, ranks that
-    share the seed of the default generator have draws of their own.
+    So ranks stay agreed on what is drawn afterwards, however much each draws, and in whichever way. As in
+    ``standard_normal``, ranks that share the seed of the default generator have draws of their own.
     """
     seed = torch.randint(2**62, (1,), generator=generator, device="cpu")
     rank = _rank() if generator is None else 0

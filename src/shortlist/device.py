@@ -1,4 +1,4 @@
-"""Where to compute."""
+"""Where to compute, and how precisely."""
 
 import torch
 
@@ -15,3 +15,9 @@ def pick_device(name: str) -> torch.device:
         return torch.empty(0, device=name).device
     except (RuntimeError, AssertionError) as wrong:
         raise ShortlistError(f"device must be auto or one that is here, got {name!r}: {wrong}") from None
+
+
+def autocast(precision: str, device: torch.device) -> torch.autocast:
+    """What a run with this ``train.precision`` computes in, elsewhere than in its training."""
+    half = torch.float16 if precision == "16-mixed" and device.type != "cpu" else torch.bfloat16
+    return torch.autocast(device.type, half, enabled=precision != "32-true")

@@ -11,13 +11,13 @@ from torch import distributed as dist
 
 from shortlist.data import load_problem
 from shortlist.data.splits import Problem, Split, evaluation_plan
-from shortlist.device import pick_device
+from shortlist.device import autocast, pick_device
 from shortlist.errors import ShortlistError
 from shortlist.metrics import TopKMetrics
 from shortlist.models import build_model
 from shortlist.runs import RunFolder
 
-SUGGESTIONS_KEPT = 10
+_FEWEST_SUGGESTIONS_KEPT = 10
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ def evaluate(
 ) -> Evaluation:
     """Count this rank's share, then add up the shares."""
     metrics = TopKMetrics(len(problem.classes), ks, problem.class_counts, sync_on_compute=False).to(device)
-    kept = min(SUGGESTIONS_KEPT, len(problem.classes))
+    kept = min(max(_FEWEST_SUGGESTIONS_KEPT, *ks), len(problem.classes))
     # Zero where this rank has nothing to say, so that a sum over ranks puts each image's row in its place.
     read = torch.zeros(len(split), dtype=torch.int64, device=device)
     labels = torch.zeros_like(read)
@@ -119,7 +119,7 @@ def evaluate_run(
     model.load_state_dict(run.load_best())
     where = pick_device(device)
     batch_size = config.train.eval_batch_size
-    result = evaluate(
-        model.to(where), problem, problem.split(split), ks or config.all_ks, device=where, batch_size=batch_size
-    )
+    ks = ks or config.all_ks
+    with autocast(config.train.precision, where):
+        result = evaluate(model.to(where), problem, problem.split(split), ks, device=where, batch_size=batch_size)
     return result, problem

@@ -8,7 +8,7 @@ import torch
 
 from shortlist.data.image_files import SUFFIXES, evaluation_transform, read_image
 from shortlist.data.splits import Preprocess
-from shortlist.device import pick_device
+from shortlist.device import autocast, pick_device
 from shortlist.errors import ShortlistError
 from shortlist.models import build_model
 from shortlist.runs import RunFolder
@@ -36,7 +36,7 @@ class Predictor:
         settings = run.read_json("preprocess.json")
         self.preprocess = Preprocess(**settings | {name: tuple(settings[name]) for name in ("mean", "std")})
         self.classes: list[str] = run.read_json("classes.json")["names"]
-        self.device = pick_device(device)
+        self.device, self.precision = pick_device(device), run.config.train.precision
         shape = (self.preprocess.channels, self.preprocess.crop, self.preprocess.crop)
         config = replace(run.config.model, pretrained=False)  # the run's own weights follow
         self.model = build_model(config, shape, len(self.classes)).to(self.device).eval()
@@ -51,7 +51,9 @@ class Predictor:
         for start in range(0, len(paths), _AT_ONCE):
             chunk = paths[start : start + _AT_ONCE]
             images = torch.stack([transform(read_image(path, self.preprocess.channels)) for path in chunk])
-            top = self.model(self.preprocess.normalise(images.to(self.device))).float().topk(k)
+            with autocast(self.precision, self.device):
+                output = self.model(self.preprocess.normalise(images.to(self.device)))
+            top = output.float().topk(k)
             for path, classes, scores in zip(chunk, top.indices.tolist(), top.values.tolist(), strict=True):
                 yield path, [Suggestion(self.classes[c], score) for c, score in zip(classes, scores, strict=True)]
 

@@ -10,7 +10,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +65,8 @@ class Position:
     """Spent on training steps since the run began."""
     best_epoch: int = -1
     best_value: float = -1.0
+    skipped: list[str] = field(default_factory=list)
+    """Training images that could not be read, on any rank, when the checkpoint was written."""
 
 
 def train(config: RunConfig, *, folder: Path | None = None, resume: bool = False, quiet: bool = False) -> RunFolder:
@@ -117,7 +119,8 @@ class Trainer:
             raise ShortlistError(
                 f"train.ks must not exceed the number of classes, {len(self.problem.classes)}, got {config.train.ks}"
             )
-        self.criterion = build_loss(config.loss, self.problem.class_counts).to(fabric.device)
+        # Label noise may empty a class. As nothing is labelled so, what the loss makes of its count is never asked for.
+        self.criterion = build_loss(config.loss, self.problem.class_counts.clamp(min=1)).to(fabric.device)
         if config.train.sync_batchnorm and fabric.world_size > 1:
             model = nn.SyncBatchNorm.convert_sync_batchnorm(model)  # type: ignore[no-untyped-call]
         if config.train.channels_last:
@@ -191,6 +194,8 @@ class Trainer:
             self.progress.say(f"resuming {self.folder.path} at epoch {self.at.epoch + 1}, step {self.at.step}")
         if not self.writes:
             return
+        if state is not None and self.at.step == 0 and self.at.best_epoch == self.at.epoch - 1:
+            self.folder.save_best(self.plain_model.state_dict())  # killed before it could be
         name = torch.cuda.get_device_name(self.fabric.device) if self.fabric.device.type == "cuda" else "cpu"
         self.folder.note_environment(environment(name, self.fabric.world_size))
         classes = {"names": self.problem.classes, "train_images": self.problem.class_counts.tolist()}
@@ -318,8 +323,6 @@ class Trainer:
         if best:
             self.at.best_epoch, self.at.best_value = self.at.epoch, value
         if self.writes:
-            if best:
-                self.folder.save_best(self.plain_model.state_dict())
             line = {"epoch": self.at.epoch, "train_loss": train_loss, "lr": self.optimizer.param_groups[0]["lr"]}
             line |= {"train_seconds": self.at.seconds} | {f"val_{name}": each for name, each in metrics.items()}
             self.folder.append_metrics(line)
@@ -327,6 +330,9 @@ class Trainer:
             self.progress.epoch(self.at.epoch, train_loss, self.config.select_metric, value, rate, best)
         self.at.epoch, self.at.step, self.at.loss_sum, self.at.images = self.at.epoch + 1, 0, 0.0, 0
         self._checkpoint()
+        # Not before: weights of an epoch that no checkpoint knows could not be told from those of the best before it.
+        if self.writes and best:
+            self.folder.save_best(self.plain_model.state_dict())
 
     def _evaluate(self, split: str) -> Evaluation:
         if self.fabric.world_size > 1:  # batch statistics were gathered on each rank apart
@@ -351,7 +357,15 @@ class Trainer:
         dist.all_reduce(total)
         return total.item()
 
+    def _skipped(self) -> list[str]:
+        """Training images that could not be read, on any rank and since the run began."""
+        of_ranks = [{*self.at.skipped, *self.problem.train.skipped}] * self.fabric.world_size
+        if self.fabric.world_size > 1:
+            dist.all_gather_object(of_ranks, of_ranks[0])
+        return sorted(set().union(*of_ranks))
+
     def _checkpoint(self) -> None:
+        self.at.skipped = self._skipped()
         if self.writes:
             state = {
                 "model": self.plain_model.state_dict(),
@@ -372,7 +386,7 @@ class Trainer:
     def _write_result(self) -> None:
         self.plain_model.load_state_dict(self.folder.load_best())
         test = self._evaluate("test")
-        skipped = self._sum_over_ranks(len(self.problem.train.skipped))
+        skipped = self._skipped()
         if not self.writes:
             return
         (best_line,) = (line for line in self.folder.metrics() if line["epoch"] == self.at.best_epoch)
@@ -388,7 +402,7 @@ class Trainer:
                 "val": {name[4:]: value for name, value in best_line.items() if name.startswith("val_")},
                 "test": test.metrics,
                 "train_seconds": self.at.seconds,
-                "skipped_images": int(skipped),
+                "skipped_images": len(skipped),
                 "best_sha256": file_digest(self.folder.path / "best.safetensors"),
             },
         )
