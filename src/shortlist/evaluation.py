@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch import distributed as dist
 
 from shortlist.data import load_problem
+from shortlist.data.recorded import refuse_other_data
 from shortlist.data.splits import Problem, Split, evaluation_plan
 from shortlist.device import autocast, pick_device
 from shortlist.errors import ShortlistError
@@ -112,10 +113,8 @@ def evaluate_run(
         raise ShortlistError(f"split must be train, val or test, got {split!r}")
     config = run.config
     problem = load_problem(replace(config.data, root=root or config.data.root))
-    names = run.read_json("classes.json")["names"]
-    if list(problem.classes) != names:
-        raise ShortlistError(f"the data has changed: its classes are not those that {run.path} was trained on")
-    model = build_model(replace(config.model, pretrained=False), problem.input_shape, len(names))
+    refuse_other_data(problem, run)
+    model = build_model(replace(config.model, pretrained=False), problem.input_shape, len(problem.classes))
     model.load_state_dict(run.load_best())
     where = pick_device(device)
     batch_size = config.train.eval_batch_size
