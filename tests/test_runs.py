@@ -63,10 +63,13 @@ def test_an_interrupted_run_must_be_resumed_on_purpose(tmp_path: Path) -> None:
         assert RunFolder.existing(tmp_path).config == RunConfig()
 
 
-def test_another_configuration_is_not_overwritten(tmp_path: Path) -> None:
+def test_another_configuration_is_not_overwritten_unless_nothing_was_trained(tmp_path: Path) -> None:
     with RunFolder(tmp_path).claim(RunConfig(), resume=False):
         pass
-    other = replace(RunConfig(), seed=1)
+    config, other = replace(RunConfig(), seed=2), replace(RunConfig(), seed=1)
+    with RunFolder(tmp_path).claim(config, resume=False):
+        assert RunFolder(tmp_path).config == config
+        RunFolder(tmp_path).save_checkpoint({}, 1)
     with pytest.raises(ShortlistError, match="another configuration"), RunFolder(tmp_path).claim(other, resume=True):
         pass
 
@@ -82,6 +85,20 @@ def test_a_folder_with_other_things_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ShortlistError, match="holds no run"), RunFolder(tmp_path).claim(RunConfig(), resume=True):
         pass
     assert [path.name for path in tmp_path.iterdir() if path.name != ".lock"] == ["thesis.tex"]
+
+
+def test_a_refused_folder_keeps_what_others_are_writing(tmp_path: Path) -> None:
+    with written_whole(tmp_path / "runs" / "other" / "best.safetensors") as file:
+        file.write(b"weights")
+        with pytest.raises(ShortlistError, match="holds no run"):
+            RunFolder(tmp_path / "runs").claim(RunConfig(), resume=False).__enter__()
+    assert (tmp_path / "runs" / "other" / "best.safetensors").read_bytes() == b"weights"
+
+
+def test_names_that_are_no_text_come_back(tmp_path: Path) -> None:
+    names = [os.fsdecode(b"caf\xe9"), "café", "猫"]
+    RunFolder(tmp_path).write_json("classes.json", names)
+    assert RunFolder(tmp_path).read_json("classes.json") == names
 
 
 def test_a_killed_writer_leaves_nothing_after_the_next_claim(tmp_path: Path) -> None:

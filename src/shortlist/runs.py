@@ -84,12 +84,17 @@ class RunFolder:
         with _explained(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
         with self._lock():
+            self._check_claim(config, resume=resume)
             for leftover in self.path.rglob(f"{WRITING}*"):  # of a writer that was killed
                 leftover.unlink()
-            self._check_claim(config, resume=resume)
-            if not (self.path / "config.json").exists():
+            if not self._begun:
                 self.write_json("config.json", to_dict(config))
             yield
+
+    @property
+    def _begun(self) -> bool:
+        """Whether there is anything in it that took training: without, it may begin again, and otherwise."""
+        return any((self.path / name).exists() for name in ("checkpoints", "best.safetensors", "final.json"))
 
     @contextmanager
     def _lock(self) -> Iterator[None]:
@@ -106,19 +111,21 @@ class RunFolder:
                 pass
 
     def _check_claim(self, config: RunConfig, *, resume: bool) -> None:
-        if (self.path / "config.json").exists():
+        if self._begun:
             if self.config != config:
                 raise ShortlistError(f"{self.path} holds a run with another configuration; choose another folder")
             if self.finished:
                 raise FinishedError(f"{self.path} has already finished; `shortlist report {self.path}` shows it")
-            if not resume and (self.path / "checkpoints").exists():
+            if not resume:
                 raise ShortlistError(f"{self.path} holds a run that was interrupted; add --resume to go on with it")
-        elif any(found.name != ".lock" for found in self.path.iterdir()):
+        elif not (self.path / "config.json").exists() and any(
+            found.name != ".lock" and not found.name.startswith(WRITING) for found in self.path.iterdir()
+        ):
             raise ShortlistError(f"{self.path} is not empty and holds no run; choose another folder")
 
     def read_json(self, name: str) -> Any:
         try:
-            return json.loads((self.path / name).read_text())
+            return json.loads((self.path / name).read_text(encoding="utf-8"))
         except FileNotFoundError:
             raise ShortlistError(f"{self.path} has no {name}") from None
         except ValueError as wrong:
@@ -126,13 +133,14 @@ class RunFolder:
 
     def write_json(self, name: str, content: Any) -> None:
         text = json.dumps(content, indent=1, allow_nan=False, ensure_ascii=False) + "\n"
-        write_file(self.path / name, text.encode())
+        # Names of files may hold bytes that are no text: Python has them as halves of surrogates, JSON as escapes.
+        write_file(self.path / name, text.encode(errors="backslashreplace"))
 
     def metrics(self) -> list[dict[str, Any]]:
         """The lines of ``metrics.jsonl``; a last line that a crash cut short is left out."""
         lines = []
         with suppress(FileNotFoundError):
-            for line in (self.path / "metrics.jsonl").read_text().splitlines():
+            for line in (self.path / "metrics.jsonl").read_text(encoding="utf-8").splitlines():
                 with suppress(ValueError):
                     lines.append(json.loads(line))
         return lines
@@ -150,7 +158,7 @@ class RunFolder:
         self.write_json("environment.json", here)
 
     def append_metrics(self, line: dict[str, Any]) -> None:
-        with _explained(self.path / "metrics.jsonl"), (self.path / "metrics.jsonl").open("a") as file:
+        with _explained(self.path / "metrics.jsonl"), (self.path / "metrics.jsonl").open("a", encoding="utf-8") as file:
             file.write(json.dumps(line, allow_nan=False) + "\n")
             file.flush()
             os.fsync(file.fileno())
