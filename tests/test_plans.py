@@ -29,10 +29,11 @@ def test_a_step_takes_the_same_images_however_it_is_divided(
     together = [
         [index for plan in ranks for part in plan[step] for index in part.tolist()] for step in range(len(ranks[0]))
     ]
-    # Only a last batch that is too small to give everyone an image may be missing.
+    # Only a last batch that is too small to give everyone two images, or one where there are no more, may be missing.
+    least = 1 if batch_size < 2 * parts * world_size else 2
     assert together == [step[0].tolist() for step in whole][: len(together)]
-    assert all(len(step[0]) < parts * world_size for step in whole[len(together) :])
-    assert all(len(part) > 0 for plan in ranks for step in plan for part in step)
+    assert all(len(step[0]) < least * parts * world_size for step in whole[len(together) :])
+    assert all(len(part) >= least for plan in ranks for step in plan for part in step)
 
 
 def test_epochs_and_seeds_shuffle_differently_and_each_image_comes_once() -> None:

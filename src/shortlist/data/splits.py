@@ -105,13 +105,15 @@ def training_plan(
     """Steps of one epoch: a shuffle that depends on seed and epoch alone, cut into batches, each cut among the ranks.
 
     Each step is a list of ``parts`` index tensors, to be accumulated. The union over ranks is the same for any number
-    of ranks. A last batch too small to give every rank and part an image is left out.
+    of ranks. A last batch is left out if it is too small to give every rank and part an image, or two of them where
+    batches give more than one: a single image has no batch statistics.
     """
+    least = min(2, batch_size // (parts * world_size))
     order = torch.randperm(count, generator=torch.Generator().manual_seed(mix_seed(seed, epoch)))
     steps = []
     for batch in torch.split(order, batch_size):
         pieces = batch.tensor_split(parts * world_size)
-        if len(pieces[-1]):
+        if len(pieces[-1]) >= max(1, least):
             steps.append(list(pieces[rank * parts : (rank + 1) * parts]))
     return steps
 
