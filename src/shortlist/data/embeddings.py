@@ -34,7 +34,14 @@ def load(config: DataConfig) -> Problem:
     parts = {part: rows for part in _PARTS if (rows := _rows(path, arrays, part)) is not None}
     if "train" not in parts:
         raise ShortlistError(f"{path} must hold train_x and train_y, or x and y; it holds {some_of(sorted(arrays))}")
-    classes = names or [str(label) for label in range(int(parts["train"][1].max()) + 1)]
+    labels = parts["train"][1]
+    largest = int(labels.max())
+    if not names and largest >= len(labels):
+        raise ShortlistError(
+            f"labels of {path} must be the whole numbers from 0 to the number of classes - 1, each of them in use; "
+            f"{len(labels)} rows cannot use all up to {largest}"
+        )
+    classes = names or [str(label) for label in range(largest + 1)]
     for part in parts:
         _check_against_training(path, part, parts, classes)
 
@@ -107,10 +114,11 @@ def _rows(path: Path, arrays: dict[str, Tensor], part: str) -> Rows | None:
                 raise ShortlistError(
                     f"{y_name} of {path} must be ({len(x)},) whole numbers, got {tuple(y.shape)} of {y.dtype}"
                 )
+            x = x.float() if x.dtype == torch.float64 else x
             if not bool(x.isfinite().all()):
                 row = int((~x.isfinite()).any(1).nonzero()[0])
-                raise ShortlistError(f"{x_name} of {path} must be finite, and row {row} is not")
-            return (x.float() if x.dtype == torch.float64 else x), y.long()
+                raise ShortlistError(f"{x_name} of {path} must be finite in {x.dtype}, and row {row} is not")
+            return x, y.long()
     return None
 
 
