@@ -69,6 +69,16 @@ def test_a_missing_split_is_taken_from_training(tmp_path: Path, given: str, miss
     assert list(problem.facts) == [f"{missing}_files"]
 
 
+def test_folders_of_splits_are_known_in_capitals_too_and_each_is_one(tmp_path: Path) -> None:
+    put_classes(tmp_path / "Train", {"a": 5, "b": 5})
+    put_classes(tmp_path / "VAL", {"a": 2, "b": 2})
+    put_classes(tmp_path / "test", {"a": 3, "b": 3})
+    assert sizes(load(tmp_path)) == (10, 4, 6)
+    put_classes(tmp_path / "validation", {"a": 2, "b": 2})
+    with pytest.raises(ShortlistError, match="one folder for val, got VAL and validation"):
+        load(tmp_path)
+
+
 def test_a_class_may_be_called_train(tmp_path: Path) -> None:
     put_classes(tmp_path, {"train": 5, "car": 5})
     assert load(tmp_path).classes == ("car", "train")

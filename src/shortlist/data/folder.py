@@ -16,7 +16,7 @@ from shortlist.errors import ShortlistError
 
 _SPLIT_FOLDERS = {
     "train": ("train", "training"),
-    "val": ("val", "valid", "validation"),
+    "val": ("val", "valid", "validation", "dev"),
     "test": ("test", "testing"),
 }
 
@@ -46,10 +46,15 @@ def split_folders(root: Path) -> dict[str, Path]:
 
     A folder ``train`` counts as a split if it holds folders and no images; else it is a class, of trains.
     """
+    folders = [entry for entry in sorted(root.iterdir()) if entry.is_dir() and has_class_folders(entry)]
     found = {
-        part: root / name
+        part: here
         for part, names in _SPLIT_FOLDERS.items()
-        for name in names
-        if (root / name).is_dir() and has_class_folders(root / name)
+        if (here := [folder for folder in folders if folder.name.casefold() in names])
     }
-    return found if "train" in found else {"train": root}
+    if "train" not in found:
+        return {"train": root}
+    for part, here in found.items():
+        if len(here) > 1:
+            raise ShortlistError(f"{root} must hold one folder for {part}, got {' and '.join(f.name for f in here)}")
+    return {part: here[0] for part, here in found.items()}
