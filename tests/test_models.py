@@ -124,6 +124,12 @@ def test_weights_that_cannot_be_fetched_are_explained(monkeypatch: pytest.Monkey
         build_model(ModelConfig(name="resnet18", pretrained=True), (3, 32, 32), 5)
 
 
+def test_a_size_that_a_network_cannot_take_is_answered_with_its_own() -> None:
+    network = ModelConfig(name="vit_tiny_patch16_384")
+    with pytest.raises(ShortlistError, match=r"cannot take images of 32 x 32 .*--data\.image-size 384"):
+        build_model(network, (3, 32, 32), 5)
+
+
 def test_a_misspelt_network_is_answered_with_those_close_to_it() -> None:
     with pytest.raises(ShortlistError, match="got 'resnet5O', perhaps resnet50"):
         build_model(ModelConfig(name="resnet5O"), (3, 32, 32), 5)

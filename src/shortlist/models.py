@@ -1,6 +1,7 @@
 """Networks: a backbone that gives features, and a last layer that gives scores."""
 
 import difflib
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -47,7 +48,7 @@ def build_model(config: ModelConfig, input_shape: tuple[int, ...], num_classes: 
         backbone = ResNet(depth=32, channels=input_shape[0])
         num_features = backbone.num_features
     else:
-        backbone, num_features = _from_timm(config, input_shape[0])
+        backbone, num_features = _from_timm(config, input_shape)
     return Classifier(backbone, num_features, num_classes, cosine=config.head == "cosine")
 
 
@@ -63,7 +64,7 @@ def glyphnet(channels: int) -> nn.Sequential:
     return nn.Sequential(*layers, nn.AdaptiveMaxPool2d(1), nn.Flatten())
 
 
-def _from_timm(config: ModelConfig, channels: int) -> tuple[nn.Module, int]:
+def _from_timm(config: ModelConfig, input_shape: tuple[int, ...]) -> tuple[nn.Module, int]:
     import timm
 
     if not timm.is_model(config.name):
@@ -72,7 +73,7 @@ def _from_timm(config: ModelConfig, channels: int) -> tuple[nn.Module, int]:
         hint = f", perhaps {' or '.join(close)} was meant" if close else ""
         raise ShortlistError(f"model.name must be a network of shortlist or timm, got {config.name!r}{hint}")
     try:
-        backbone = timm.create_model(config.name, pretrained=config.pretrained, num_classes=0, in_chans=channels)
+        backbone = timm.create_model(config.name, pretrained=config.pretrained, num_classes=0, in_chans=input_shape[0])
     except Exception as wrong:
         if not config.pretrained:
             raise
@@ -82,7 +83,12 @@ def _from_timm(config: ModelConfig, channels: int) -> tuple[nn.Module, int]:
             "model.pretrained can be switched off with --model.no-pretrained"
         ) from wrong
     was_training = backbone.training
-    with torch.no_grad():  # some of timm's networks end wider or narrower than their num_features
-        size = getattr(backbone, "default_cfg", {}).get("input_size", (3, 224, 224))[1:]
-        num_features = backbone.eval()(torch.zeros(1, channels, *size)).shape[-1]
+    try:
+        with torch.no_grad():  # some of timm's networks end wider or narrower than their num_features
+            num_features = backbone.eval()(torch.zeros(1, *input_shape)).shape[-1]
+    except (RuntimeError, AssertionError, ValueError) as wrong:
+        own: dict[str, Any] = getattr(backbone, "default_cfg", {})
+        hint = f"; it was made for --data.image-size {own['input_size'][-1]}" if "input_size" in own else ""
+        size = " x ".join(map(str, input_shape[1:]))
+        raise ShortlistError(f"{config.name} cannot take images of {size} ({wrong}){hint}") from wrong
     return backbone.train(was_training), num_features
