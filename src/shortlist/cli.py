@@ -125,13 +125,16 @@ def predict(arguments: list[str]) -> None:
     if k < 1:
         raise ShortlistError(f"-k must be at least 1, got {k}")
     table = Table("image", *(f"{place + 1}" for place in range(k)), box=None, pad_edge=False)
-    for path, suggestions in Predictor(run, parsed.device).suggest(files, k):
+    unreadable: list[ShortlistError] = []
+    for path, suggestions in Predictor(run, parsed.device).suggest(files, k, unreadable.append):
         if parsed.json:
             print(json.dumps({"image": str(path), "suggestions": [dataclasses.asdict(each) for each in suggestions]}))
         else:
             table.add_row(str(path), *(f"{each.name} ({each.score:.3f})" for each in suggestions))
     if not parsed.json:
         _print_table(table)
+    if unreadable:
+        raise ShortlistError("; ".join(map(str, unreadable)))
 
 
 @dataclass(frozen=True)
@@ -395,6 +398,9 @@ def main() -> None:
             _leave()
     except ShortlistError as wrong:
         _say(f"shortlist {name}: {wrong}")
+        sys.exit(1)
+    except BrokenPipeError:  # whoever read the output has seen enough, as ``head`` does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is still to be flushed at the exit
         sys.exit(1)
     except OSError as wrong:
         if wrong.filename is None:

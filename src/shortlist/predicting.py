@@ -1,11 +1,13 @@
 """K suggestions for images that a user brings, from a run folder alone."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
+from shortlist.data.class_folders import files_below
 from shortlist.data.image_files import SUFFIXES, evaluation_transform, read_image
 from shortlist.data.splits import Preprocess
 from shortlist.device import autocast, pick_device
@@ -43,18 +45,34 @@ class Predictor:
         self.model.load_state_dict(run.load_best())
 
     @torch.inference_mode()
-    def suggest(self, paths: Sequence[Path], k: int) -> Iterator[tuple[Path, list[Suggestion]]]:
-        """For each image file its ``k`` best classes, the best first."""
+    def suggest(
+        self, paths: Sequence[Path], k: int, on_unreadable: Callable[[ShortlistError], None] | None = None
+    ) -> Iterator[tuple[Path, list[Suggestion]]]:
+        """For each image file its ``k`` best classes, the best first.
+
+        Args:
+            paths: The files.
+            k: How many classes.
+            on_unreadable: Is told what is wrong with a file, which is then left out; by default that is raised.
+        """
         if not 1 <= k <= len(self.classes):
             raise ShortlistError(f"k must be in [1, {len(self.classes)}] for {len(self.classes)} classes, got {k}")
         transform = evaluation_transform(self.preprocess)
         for start in range(0, len(paths), _AT_ONCE):
-            chunk = paths[start : start + _AT_ONCE]
-            images = torch.stack([transform(read_image(path, self.preprocess.channels)) for path in chunk])
+            images: dict[Path, Tensor] = {}
+            for path in paths[start : start + _AT_ONCE]:
+                try:
+                    images[path] = transform(read_image(path, self.preprocess.channels))
+                except ShortlistError as wrong:
+                    if on_unreadable is None:
+                        raise
+                    on_unreadable(wrong)
+            if not images:
+                continue
             with autocast(self.precision, self.device):
-                output = self.model(self.preprocess.normalise(images.to(self.device)))
+                output = self.model(self.preprocess.normalise(torch.stack([*images.values()]).to(self.device)))
             top = output.float().topk(k)
-            for path, classes, scores in zip(chunk, top.indices.tolist(), top.values.tolist(), strict=True):
+            for path, classes, scores in zip(images, top.indices.tolist(), top.values.tolist(), strict=True):
                 yield path, [Suggestion(self.classes[c], score) for c, score in zip(classes, scores, strict=True)]
 
 
@@ -63,7 +81,7 @@ def image_files(paths: Sequence[Path]) -> list[Path]:
     found: list[Path] = []
     for path in paths:
         if path.is_dir():
-            below = sorted(each for each in path.rglob("*") if each.suffix.lower() in SUFFIXES)
+            below = [each for each in files_below(path) if each.suffix.lower() in SUFFIXES]
             if not below:
                 raise ShortlistError(f"there is no image in {path}")
             found += below

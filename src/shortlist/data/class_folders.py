@@ -66,7 +66,7 @@ def scan_classes(root: Path, folder: Path) -> ClassFolders:
     ignored: list[str] = []
     for entry in sorted(folder.iterdir()):
         if entry.is_dir() and not _is_hidden(entry.name):
-            found = [file.relative_to(root).as_posix() for file in _files_below(entry)]
+            found = [file.relative_to(root).as_posix() for file in files_below(entry)]
             images[entry.name] = [file for file in found if _is_image(file)]
             ignored += [file for file in found if not _is_image(file)]
         elif not entry.is_dir() and _is_image(entry.name) and not _is_hidden(entry.name):
@@ -91,7 +91,8 @@ def natural_order(name: str) -> tuple[tuple[str | int, ...], str]:
     return tuple(int(part) if place % 2 else part for place, part in enumerate(parts)), name
 
 
-def _files_below(folder: Path) -> list[Path]:
+def files_below(folder: Path) -> list[Path]:
+    """All files that are not hidden, in folders that are not, in the order of their paths. Links are followed."""
     found = []
     visited = set()
     for directory, folders, files in os.walk(folder, followlinks=True):
