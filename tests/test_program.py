@@ -111,6 +111,45 @@ def test_suggestions_come_from_the_run_folder_alone(run: Path, tmp_path: Path) -
     assert "[bold] leaf" in table.stdout, "names are not markup"
 
 
+def test_what_is_no_image_does_not_keep_others_from_being_looked_at(run: Path, tmp_path: Path) -> None:
+    for number in range(3):
+        draw_image(tmp_path / f"{number}.png", COLOURS["sky"], seed=number)
+    (tmp_path / "._0.png").write_bytes(b"what a Mac leaves behind")
+    (tmp_path / "folder.png").mkdir()
+    assert shortlist("predict", run, tmp_path).returncode == 0
+    (tmp_path / "1.png").write_bytes((tmp_path / "1.png").read_bytes()[:100])
+    done = shortlist("predict", run, tmp_path, "--json")
+    assert [Path(json.loads(line)["image"]).name for line in done.stdout.splitlines()] == ["0.png", "2.png"]
+    assert done.returncode == 1
+    assert f"{tmp_path / '1.png'}" in done.stderr
+
+
+def test_a_reader_that_has_seen_enough_is_no_failure_to_tell_of(run: Path, images: Path) -> None:
+    command = [sys.executable, "-m", "shortlist", "predict", str(run), str(images), "--json"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        process.stdout.close()
+        assert process.stderr is not None
+        assert process.stderr.read() == ""
+
+
+def test_a_bad_test_image_is_found_before_the_training(images: Path, tmp_path: Path) -> None:
+    photos, out = tmp_path / "photos", tmp_path / "run"
+    for file in images.rglob("*.*"):
+        place = photos / ("test" if file.stem in ("8", "9") else "train") / file.relative_to(images)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_bytes(file.read_bytes())
+    (photos / "test" / "sky" / "9.jpg").write_bytes(b"no picture")
+    failing = shortlist("train", "folder", *small_settings(photos, out))
+    assert failing.returncode == 1
+    assert "9.jpg" in failing.stderr
+    assert not RunFolder(out).metrics()
+    # As the message says; and as nothing was trained, in the same folder.
+    done = shortlist("train", "folder", *small_settings(photos, out), "--data.on-bad-image", "skip")
+    assert done.returncode == 0, done.stderr
+    assert RunFolder(out).read_json("final.json")["skipped_images"] == 1
+
+
 def test_the_page_shows_the_run(run: Path, tmp_path: Path) -> None:
     done = shortlist("report", run, "--out", tmp_path / "page.html")
     assert done.returncode == 0, done.stderr

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,10 +20,11 @@ from shortlist import ShortlistError, training
 from shortlist.captured import undone
 from shortlist.config import DataConfig, LossConfig, OptimConfig, RunConfig, TrainConfig, to_dict
 from shortlist.data import load_problem
+from shortlist.evaluation import evaluate_run
 from shortlist.runs import RunFolder
 from shortlist.training import Interrupted, Trainer, train
 from shortlist.whole_files import WRITING
-from tests.small_runs import outcome, small_config, write_embeddings
+from tests.small_runs import NUM_CLASSES, outcome, small_config, write_embeddings
 
 
 @pytest.fixture(scope="module")
@@ -202,8 +204,14 @@ def test_two_ranks_give_the_metrics_of_one(data: Path, tmp_path: Path) -> None:
     two_ranks(config, tmp_path / "both")
     one, two = outcome(alone), outcome(tmp_path / "both")
     for line, other in zip(one["metrics"], two["metrics"], strict=True):
-        assert_close(line, other, rel=1e-4)
-    assert_close(one["final"]["test"], two["final"]["test"], rel=1e-4)
+        # The sums of two ranks round otherwise, which may move an image on the brink, one of 240.
+        assert_close({"loss": line["train_loss"]}, {"loss": other["train_loss"]}, rel=1e-4)
+        assert other["val_micro_top3"] == pytest.approx(line["val_micro_top3"], abs=0.005)
+    kept = [safetensors.torch.load_file(run / "test_predictions.safetensors") for run in (alone, tmp_path / "both")]
+    assert torch.equal(kept[0]["labels"], kept[1]["labels"])
+    torch.testing.assert_close(kept[0]["scores"], kept[1]["scores"], rtol=1e-3, atol=1e-4)
+    right = (kept[1]["suggestions"][:, :3] == kept[1]["labels"][:, None]).any(1)
+    assert two["final"]["test"]["micro_top3"] == pytest.approx(right.double().mean().item())
     environment_of_two = json.loads((tmp_path / "both" / "environment.json").read_text())
     assert environment_of_two["world_size"] == 2
 
@@ -212,7 +220,7 @@ def test_a_batch_in_parts_is_the_whole_batch(data: Path, tmp_path: Path) -> None
     loss = LossConfig(name="cross_entropy", k=3)
     results = []
     for parts in (1, 4):
-        settings = TrainConfig(epochs=2, batch_size=32, accumulate=parts, ks=(1, 3), device="cpu")
+        settings = TrainConfig(epochs=2, batch_size=36, accumulate=parts, ks=(1, 3), device="cpu")
         config = small_config(data, loss=loss, train=settings)
         results.append(outcome(train(config, folder=tmp_path / str(parts), quiet=True).path))
     for whole, cut in zip(results[0]["metrics"], results[1]["metrics"], strict=True):
@@ -224,6 +232,35 @@ def test_every_other_loss_trains(data: Path, tmp_path: Path, name: str) -> None:
     config = small_config(data, loss=LossConfig(name=name, k=3, scale=10))  # type: ignore[arg-type]
     result = outcome(train(config, folder=tmp_path, quiet=True).path)
     assert result["final"]["test"]["micro_top3"] > 0.5
+
+
+def test_a_run_goes_on_with_its_own_data_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A row more, and others are held out: tests would be on what was trained on."""
+    arrays = np.load(write_embeddings(tmp_path / "given.npz"))
+    data, x, y = tmp_path / "points.npz", arrays["train_x"], arrays["train_y"]
+    np.savez(data, x=x, y=y)
+    config = small_config(data, train=TrainConfig(epochs=2, batch_size=16, ks=(1, 3), device="cpu"))
+    with monkeypatch.context() as patch:
+        patch.setattr(Trainer, "test", lambda self: sys.exit())
+        with pytest.raises(SystemExit):
+            train(config, folder=tmp_path / "run", quiet=True)
+    np.savez(data, x=np.concatenate([x, x[:1]]), y=np.concatenate([y, y[:1]]))
+    with pytest.raises(ShortlistError, match="the data has changed: other images would be held out"):
+        train(config, folder=tmp_path / "run", resume=True, quiet=True)
+    with pytest.raises(ShortlistError, match="the data has changed: other images would be held out"):
+        evaluate_run(RunFolder(tmp_path / "run"), device="cpu")
+    names = [f"{number:02}" for number in range(NUM_CLASSES)]
+    np.savez(data, x=x, y=y, classes=np.array(names))
+    with pytest.raises(ShortlistError, match="the data has changed: its classes"):
+        train(config, folder=tmp_path / "run", resume=True, quiet=True)
+    np.savez(data, x=x, y=y)
+    assert train(config, folder=tmp_path / "run", resume=True, quiet=True).finished
+
+
+def test_a_run_need_not_be_in_the_main_thread(data: Path, tmp_path: Path) -> None:
+    config = small_config(data, train=TrainConfig(epochs=1, batch_size=16, ks=(1, 3), device="cpu"))
+    with ThreadPoolExecutor() as pool:
+        assert pool.submit(train, config, folder=tmp_path, quiet=True).result().finished
 
 
 @pytest.mark.parametrize("written", [True, False])

@@ -7,6 +7,7 @@ to the last bit, on a GPU as far as its kernels, which cuDNN may choose anew, re
 
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -26,7 +27,8 @@ from shortlist.captured import CapturedStep
 from shortlist.config import OptimConfig, RunConfig
 from shortlist.criteria import build_loss
 from shortlist.data import load_problem
-from shortlist.data.splits import Problem, mix_seed, training_plan
+from shortlist.data.recorded import refuse_other_data
+from shortlist.data.splits import Problem, evaluation_plan, mix_seed, training_plan
 from shortlist.data.tensors import TensorSplit
 from shortlist.errors import ShortlistError
 from shortlist.evaluation import Evaluation, evaluate
@@ -66,7 +68,7 @@ class Position:
     best_epoch: int = -1
     best_value: float = -1.0
     skipped: list[str] = field(default_factory=list)
-    """Training images that could not be read, on any rank, when the checkpoint was written."""
+    """Images that could not be read, on any rank, when the checkpoint was written."""
 
 
 def train(config: RunConfig, *, folder: Path | None = None, resume: bool = False, quiet: bool = False) -> RunFolder:
@@ -87,6 +89,7 @@ def train(config: RunConfig, *, folder: Path | None = None, resume: bool = False
     trainer = Trainer(config, fabric, run, quiet=quiet)  # before the folder is made: bad data should leave none
     with run.claim(config, resume=resume) if fabric.is_global_zero else nullcontext():
         fabric.barrier()
+        trainer.read_test_images()
         trainer.fit()
         trainer.test()
     if trainer.stop_asked:
@@ -160,6 +163,14 @@ class Trainer:
         alone = self.fabric.device.type == "cuda" and self.fabric.world_size == 1
         return train.cuda_graph and alike and alone and not self._scales_gradients
 
+    def read_test_images(self) -> None:
+        """One that cannot be read would end the run, after all of its training."""
+        test, size = self.problem.test, self.config.train.eval_batch_size
+        if self.config.data.on_bad_image == "fail" and not isinstance(test, TensorSplit):
+            plan = evaluation_plan(len(test), size, self.fabric.global_rank, self.fabric.world_size)
+            for _ in test.batches(plan, torch.device("cpu")):
+                pass
+
     def fit(self) -> None:
         """Train to the last epoch, from the first or from where the folder's checkpoint was left."""
         self._begin_or_resume()
@@ -185,6 +196,7 @@ class Trainer:
     def _begin_or_resume(self) -> None:
         state = self.folder.load_checkpoint(self.progress.say)
         if state is not None:
+            refuse_other_data(self.problem, self.folder)
             self.plain_model.load_state_dict(state["model"])
             for saved, ours in zip(state["optimizer"]["param_groups"], self.optimizer.param_groups, strict=True):
                 saved["fused"] = ours["fused"]  # not what is computed but how, here and now
@@ -358,8 +370,9 @@ class Trainer:
         return total.item()
 
     def _skipped(self) -> list[str]:
-        """Training images that could not be read, on any rank and since the run began."""
-        of_ranks = [{*self.at.skipped, *self.problem.train.skipped}] * self.fabric.world_size
+        """Images that could not be read, of any split, on any rank and since the run began."""
+        splits = (self.problem.train, self.problem.val, self.problem.test)
+        of_ranks = [{*self.at.skipped, *(file for split in splits for file in split.skipped)}] * self.fabric.world_size
         if self.fabric.world_size > 1:
             dist.all_gather_object(of_ranks, of_ranks[0])
         return sorted(set().union(*of_ranks))
@@ -433,7 +446,9 @@ class _StopRequests:
 @contextmanager
 def _stop_requests() -> Iterator[_StopRequests]:
     stop = _StopRequests()
-    before = {number: signal.signal(number, stop.ask) for number in (signal.SIGINT, signal.SIGTERM)}
+    # Signals are the main thread's alone.
+    numbers = (signal.SIGINT, signal.SIGTERM) if threading.current_thread() is threading.main_thread() else ()
+    before = {number: signal.signal(number, stop.ask) for number in numbers}
     try:
         yield stop
     finally:
