@@ -18,12 +18,13 @@ from torch import Tensor, nn
 
 from shortlist import ShortlistError, training
 from shortlist.captured import undone
-from shortlist.config import DataConfig, LossConfig, OptimConfig, RunConfig, TrainConfig, to_dict
+from shortlist.config import DataConfig, LossConfig, ModelConfig, OptimConfig, RunConfig, TrainConfig, to_dict
 from shortlist.data import load_problem
 from shortlist.evaluation import evaluate_run
 from shortlist.runs import RunFolder
 from shortlist.training import Interrupted, Trainer, train
 from shortlist.whole_files import WRITING
+from tests.data.pictures import put_classes
 from tests.small_runs import NUM_CLASSES, outcome, small_config, write_embeddings
 
 
@@ -255,6 +256,20 @@ def test_a_run_goes_on_with_its_own_data_alone(tmp_path: Path, monkeypatch: pyte
         train(config, folder=tmp_path / "run", resume=True, quiet=True)
     np.savez(data, x=x, y=y)
     assert train(config, folder=tmp_path / "run", resume=True, quiet=True).finished
+
+
+def test_a_folder_called_by_what_is_no_text_is_a_class_too(tmp_path: Path) -> None:
+    name = os.fsdecode(b"caf\xe9")
+    put_classes(tmp_path / "photos", {name: 12, "owl": 12})
+    config = RunConfig(
+        data=DataConfig(name="folder", root=str(tmp_path / "photos"), image_size=16, workers=0),
+        model=ModelConfig(name="glyphnet"),
+        loss=LossConfig(name="cross_entropy", k=1),
+        train=TrainConfig(epochs=1, batch_size=8, ks=(1,), device="cpu"),
+    )
+    run = train(config, folder=tmp_path / "run", quiet=True)
+    assert run.read_json("classes.json")["names"] == [name, "owl"]
+    assert r"caf\udce9" in (run.path / "test_per_class.csv").read_text()
 
 
 def test_a_run_need_not_be_in_the_main_thread(data: Path, tmp_path: Path) -> None:

@@ -46,7 +46,8 @@ class Evaluation:
         columns = zip(problem.classes, problem.class_counts.tolist(), self.seen.tolist(), strict=True)
         for index, (name, in_training, here) in enumerate(columns):
             accuracy = [f"{values[index].item():.6f}" if here else "" for values in self.per_class.values()]
-            writer.writerow([index, name, in_training, here, *accuracy])
+            as_text = name.encode(errors="backslashreplace").decode()  # a folder may be called by what is no text
+            writer.writerow([index, as_text, in_training, here, *accuracy])
         return text.getvalue()
 
 
