@@ -22,7 +22,7 @@ from shortlist.config import DataConfig, LossConfig, ModelConfig, OptimConfig, R
 from shortlist.data import load_problem
 from shortlist.evaluation import evaluate_run
 from shortlist.runs import RunFolder
-from shortlist.training import Interrupted, Trainer, train
+from shortlist.training import DivergedError, Interrupted, Trainer, train
 from shortlist.whole_files import WRITING
 from tests.data.pictures import put_classes
 from tests.small_runs import NUM_CLASSES, outcome, small_config, write_embeddings
@@ -256,6 +256,14 @@ def test_a_run_goes_on_with_its_own_data_alone(tmp_path: Path, monkeypatch: pyte
         train(config, folder=tmp_path / "run", resume=True, quiet=True)
     np.savez(data, x=x, y=y)
     assert train(config, folder=tmp_path / "run", resume=True, quiet=True).finished
+
+
+def test_a_network_that_says_nothing_is_not_always_right(tmp_path: Path) -> None:
+    arrays = dict(np.load(write_embeddings(tmp_path / "points.npz")))
+    np.savez(tmp_path / "zeros.npz", **{name: 0 * each if name[-1] == "x" else each for name, each in arrays.items()})
+    config = small_config(tmp_path / "zeros.npz", model=ModelConfig(name="none", head="cosine"))
+    with pytest.raises(DivergedError, match="after epoch 1 all classes have the same score"):
+        train(config, folder=tmp_path / "run", quiet=True)
 
 
 def test_a_folder_called_by_what_is_no_text_is_a_class_too(tmp_path: Path) -> None:

@@ -49,7 +49,7 @@ class Interrupted(KeyboardInterrupt):
 
 
 class DivergedError(ShortlistError):
-    """The loss is not finite any more."""
+    """The loss is not finite any more, or scores tell nothing apart."""
 
 
 @dataclass
@@ -320,7 +320,13 @@ class Trainer:
         return value
 
     def _end_epoch(self) -> None:
-        metrics = self._evaluate("val").metrics
+        validation = self._evaluate("val")
+        if torch.equal(validation.scores[:, 0], validation.scores[:, -1]):  # and ties count as right
+            raise DivergedError(
+                f"after epoch {self.at.epoch + 1} all classes have the same score, for every validation image: "
+                "try a lower optim.lr or optim.warmup_epochs, and look at the data"
+            )
+        metrics = validation.metrics
         value = metrics[self.config.select_metric]
         if value is None:
             raise ShortlistError(
