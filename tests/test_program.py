@@ -189,7 +189,14 @@ def test_an_unreadable_image_ends_the_run_or_is_counted(images: Path, tmp_path: 
     assert shortlist("train", "folder", *skipping, "--resume").returncode == 0
     assert run.read_json("final.json")["skipped_images"] == len(broken)
     ranks = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "shortlist"]
-    elsewhere = [*small_settings(photos, tmp_path / "ranks"), *skipping[-2:], "--train.device", "cpu"]
+    elsewhere = [
+        *small_settings(photos, tmp_path / "ranks"),
+        *skipping[-2:],
+        "--train.device",
+        "cpu",
+        "--train.epochs",
+        "1",
+    ]
     subprocess.run([*ranks, "train", "folder", *map(str, elsewhere)], capture_output=True, check=True)
     assert RunFolder(tmp_path / "ranks").read_json("final.json")["skipped_images"] == len(broken)
 

@@ -205,14 +205,8 @@ def test_two_ranks_give_the_metrics_of_one(data: Path, tmp_path: Path) -> None:
     two_ranks(config, tmp_path / "both")
     one, two = outcome(alone), outcome(tmp_path / "both")
     for line, other in zip(one["metrics"], two["metrics"], strict=True):
-        # The sums of two ranks round otherwise, which may move an image on the brink, one of 240.
-        assert_close({"loss": line["train_loss"]}, {"loss": other["train_loss"]}, rel=1e-4)
-        assert other["val_micro_top3"] == pytest.approx(line["val_micro_top3"], abs=0.005)
-    kept = [safetensors.torch.load_file(run / "test_predictions.safetensors") for run in (alone, tmp_path / "both")]
-    assert torch.equal(kept[0]["labels"], kept[1]["labels"])
-    torch.testing.assert_close(kept[0]["scores"], kept[1]["scores"], rtol=1e-3, atol=1e-4)
-    right = (kept[1]["suggestions"][:, :3] == kept[1]["labels"][:, None]).any(1)
-    assert two["final"]["test"]["micro_top3"] == pytest.approx(right.double().mean().item())
+        assert_close(line, other, rel=1e-4)
+    assert_close(one["final"]["test"], two["final"]["test"], rel=1e-4)
     environment_of_two = json.loads((tmp_path / "both" / "environment.json").read_text())
     assert environment_of_two["world_size"] == 2
 

@@ -190,6 +190,7 @@ class Trainer:
     def test(self) -> None:
         """Judge the best weights on the test images, and write the result."""
         self.progress.say(f"testing the weights of epoch {self.at.best_epoch + 1}")
+        self.fabric.barrier()  # nobody reads these weights before they are there
         self._write_result()
         self.fabric.barrier()  # nobody reads the result before it is there
 
@@ -347,10 +348,7 @@ class Trainer:
             self._write_events(line)
             self.progress.epoch(self.at.epoch, train_loss, self.config.select_metric, value, rate, best)
         self.at.epoch, self.at.step, self.at.loss_sum, self.at.images = self.at.epoch + 1, 0, 0.0, 0
-        self._checkpoint()
-        # Not before: weights of an epoch that no checkpoint knows could not be told from those of the best before it.
-        if self.writes and best:
-            self.folder.save_best(self.plain_model.state_dict())
+        self._checkpoint(best=best)
 
     def _evaluate(self, split: str) -> Evaluation:
         if self.fabric.world_size > 1:  # batch statistics were gathered on each rank apart
@@ -383,7 +381,12 @@ class Trainer:
             dist.all_gather_object(of_ranks, of_ranks[0])
         return sorted(set().union(*of_ranks))
 
-    def _checkpoint(self) -> None:
+    def _checkpoint(self, *, best: bool = False) -> None:
+        """Write the training state, then the weights if they are the best: no rank goes on before they are there.
+
+        Not the other way round: weights of an epoch that no checkpoint knows could not be told from those of the best
+        before it.
+        """
         self.at.skipped = self._skipped()
         if self.writes:
             state = {
@@ -393,6 +396,8 @@ class Trainer:
                 "position": asdict(self.at),
             }
             self.folder.save_checkpoint(state, self.at.epoch * self.steps + self.at.step)
+            if best:
+                self.folder.save_best(self.plain_model.state_dict())
         self.fabric.barrier()
 
     def _write_events(self, line: dict[str, Any]) -> None:
