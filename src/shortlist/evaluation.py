@@ -10,12 +10,12 @@ from torch import Tensor, nn
 from torch import distributed as dist
 
 from shortlist.data import load_problem
-from shortlist.data.recorded import refuse_other_data
 from shortlist.data.splits import Problem, Split, evaluation_plan
 from shortlist.device import autocast, pick_device
 from shortlist.errors import ShortlistError
 from shortlist.metrics import TopKMetrics
 from shortlist.models import build_model
+from shortlist.recorded_data import refuse_other_data
 from shortlist.runs import RunFolder
 
 _FEWEST_SUGGESTIONS_KEPT = 10

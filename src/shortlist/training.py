@@ -27,7 +27,6 @@ from shortlist.captured import CapturedStep
 from shortlist.config import OptimConfig, RunConfig
 from shortlist.criteria import build_loss
 from shortlist.data import load_problem
-from shortlist.data.recorded import refuse_other_data
 from shortlist.data.splits import Problem, evaluation_plan, mix_seed, training_plan
 from shortlist.data.tensors import TensorSplit
 from shortlist.errors import ShortlistError
@@ -35,6 +34,7 @@ from shortlist.evaluation import Evaluation, evaluate
 from shortlist.models import build_model
 from shortlist.pictures import save_pictures
 from shortlist.progress import TrainingProgress
+from shortlist.recorded_data import refuse_other_data
 from shortlist.runs import RunFolder, default_folder, environment, file_digest, write_file
 from shortlist.schedule import learning_rate
 
