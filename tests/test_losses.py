@@ -1,5 +1,6 @@
 """Each loss against its obvious version, and the laws that losses of this family keep."""
 
+import copy
 import math
 from typing import Any
 
@@ -225,6 +226,16 @@ def test_rarer_classes_have_larger_margins_and_the_rarest_the_largest() -> None:
     assert margins.max() == margins[2] == pytest.approx(0.4)
     torch.testing.assert_close(margins[0] / margins[1], torch.tensor(1000 / 10) ** 0.25)
     assert margins[0] == margins[3]
+
+
+@pytest.mark.parametrize("assign", [False, True])
+def test_margins_are_those_of_the_counts_that_were_loaded(assign: bool) -> None:
+    scores, target = draw_scores(4, 3), torch.tensor([0, 1, 2, 0])
+    trained, fresh = (sl.ImbalancedNoisedTopKHinge(counts, 1, epsilon=0.0) for counts in ([1, 2, 30], [9, 9, 9]))
+    assert trained(scores, target) != fresh(scores, target)
+    fresh.load_state_dict(trained.state_dict(), assign=assign)
+    assert trained(scores, target) == fresh(scores, target)
+    assert copy.deepcopy(fresh)(scores, target) == trained(scores, target)
 
 
 @pytest.mark.parametrize(

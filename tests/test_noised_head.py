@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import shortlist as sl
-from shortlist import noised_head
+from shortlist import noised_head, smoothing
 from shortlist._chosen_scores import chosen_scores
 from shortlist.bench.timing import waits_are_errors
 from shortlist.noised_head import NoisedLoss
@@ -67,6 +67,7 @@ def followed_by(loss: NoisedLoss, layer: nn.Module, target: Tensor, noise: Tenso
 
 def in_chunks_of(classes: int, rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(noised_head, "_SCORES_AT_ONCE", classes * rows)
+    monkeypatch.setattr(smoothing, "_PERTURBED_AT_ONCE", classes * rows)  # one draw after the other
 
 
 WEIGHT = torch.linspace(0.5, 2, L, dtype=torch.float64)

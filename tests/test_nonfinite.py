@@ -140,6 +140,16 @@ def test_the_value_at_huge_scores_is_the_obvious_one(
     torch.testing.assert_close(got[known].double(), want[known], rtol=rtol, atol=8 * last_place)
 
 
+@every_loss
+@labels_and_probabilities
+def test_what_all_scores_have_in_common_is_nothing_to_the_loss(loss: LossCase, probabilities: bool) -> None:
+    shift = 2.0**12
+    scores = (64 * normal(50, L)).round().float() / 64  # so that the shift costs them no digit
+    target = target_for(scores, 1, probabilities)
+    want = loss(scores, target, reduction="none")
+    torch.testing.assert_close(loss(scores + shift, target, reduction="none"), want, rtol=1e-6, atol=1e-5)
+
+
 @first_inner_and_last_label
 @sizes
 def test_at_any_size_focal_and_ldam_without_their_extras_are_the_cross_entropy(

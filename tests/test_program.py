@@ -105,6 +105,9 @@ def test_suggestions_come_from_the_run_folder_alone(run: Path, tmp_path: Path) -
     right = [name in {each["name"] for each in line["suggestions"]} for name, line in zip(COLOURS, lines, strict=True)]
     assert sum(right) >= 3
     assert all(line["suggestions"][0]["score"] >= line["suggestions"][1]["score"] for line in lines)
+    twice = list(Predictor(RunFolder(run), device="cpu").suggest([tmp_path / "0.png"] * 2, 2))
+    assert len(twice) == 2
+    assert twice[0] == twice[1]
     table = shortlist("predict", run, tmp_path / "0.png")
     assert "0.png" in table.stdout
     assert table.stdout.count("\n") == 2

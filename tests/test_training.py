@@ -256,8 +256,32 @@ def test_a_network_that_says_nothing_is_not_always_right(tmp_path: Path) -> None
     arrays = dict(np.load(write_embeddings(tmp_path / "points.npz")))
     np.savez(tmp_path / "zeros.npz", **{name: 0 * each if name[-1] == "x" else each for name, each in arrays.items()})
     config = small_config(tmp_path / "zeros.npz", model=ModelConfig(name="none", head="cosine"))
-    with pytest.raises(DivergedError, match="after epoch 1 all classes have the same score"):
+    with pytest.raises(DivergedError, match="after epoch 1 all suggestions have the same score"):
         train(config, folder=tmp_path / "run", quiet=True)
+
+
+def test_validation_images_that_cannot_be_read_are_no_verdict_on_the_network(tmp_path: Path) -> None:
+    put_classes(tmp_path / "photos" / "train", {"elm": 12, "owl": 12})
+    put_classes(tmp_path / "photos" / "val", {"elm": 2, "owl": 2})
+    config = RunConfig(
+        data=DataConfig(
+            name="folder",
+            root=str(tmp_path / "photos"),
+            image_size=16,
+            workers=0,
+            on_bad_image="skip",
+        ),
+        model=ModelConfig(name="glyphnet"),
+        loss=LossConfig(name="cross_entropy", k=1),
+        train=TrainConfig(epochs=1, batch_size=8, ks=(1,), device="cpu"),
+    )
+    first, *others = sorted((tmp_path / "photos" / "val").rglob("*.*"))
+    for file in others:
+        file.write_bytes(b"no picture")
+    assert train(config, folder=tmp_path / "one", quiet=True).finished
+    first.write_bytes(b"no picture")
+    with pytest.raises(ShortlistError, match="none of 4 images could be read: val/elm/0.png"):
+        train(config, folder=tmp_path / "none", quiet=True)
 
 
 def test_a_folder_called_by_what_is_no_text_is_a_class_too(tmp_path: Path) -> None:

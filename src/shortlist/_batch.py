@@ -41,6 +41,8 @@ class ScoredBatch:
         elif ignore_index >= 0:
             raise ShortlistError(f"ignore_index must be negative where target holds probabilities, got {ignore_index}")
         self.scores_RC = self.pick(self.scores_RL)  # the candidates' own
+        # A constant to measure scores from: large ones lose digits to whatever is added to them.
+        self.best_R1 = self.scores_RL.detach().amax(-1, keepdim=True)
 
     def pick(self, values_RL: Tensor) -> Tensor:
         """Of values for every class, those of the candidates."""
@@ -65,8 +67,7 @@ class ScoredBatch:
         """Weigh, average over candidates, reduce over rows; a row with a NaN or infinite score cannot end up finite."""
         # Arithmetic on a few chosen classes would overlook what is wrong with others. A NaN is both the largest and the
         # smallest score, an infinity is one of them, and 0 times either is NaN.
-        scores_RL = self.scores_RL.detach()
-        loss_RC = loss_RC + 0 * scores_RL.amax(-1, keepdim=True) + 0 * scores_RL.amin(-1, keepdim=True)
+        loss_RC = loss_RC + 0 * self.best_R1 + 0 * self.scores_RL.detach().amin(-1, keepdim=True)
         loss_R, share_R = self._weighted(loss_RC)
         return reduce_rows(loss_R, share_R, self._reduction).to(self._result_dtype)
 

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from shortlist import _lazy, kernels
-from shortlist._noise import cpu_generator_from, standard_normal
+from shortlist import kernels
 from shortlist._precision import working
+from shortlist.smoothing import find_places
 
 if TYPE_CHECKING:
     from shortlist.kernels.noised import Seed
@@ -71,13 +71,16 @@ class Standings:
                 self._challenge(scores_RC, first_class, generator)
                 return
         scores_RC = working(scores_RC)
-        contenders = None
-        if noise_RCB is None and self.epsilon > 0 and _lazy.can_do(scores_RC, places, draws):
-            generator = cpu_generator_from(generator)
-            contenders = self._found_lazily(scores_RC, generator)
-        if contenders is None:
-            contenders = self._found_densely(scores_RC, noise_RCB, generator)
-        values_RBP, positions_RBP = contenders
+        entrants = min(places, scores_RC.shape[1])
+        if self.epsilon == 0:
+            values_RP, positions_RP = scores_RC.topk(entrants)
+            values_RBP, positions_RBP = (each.unsqueeze(1).expand(-1, draws, -1) for each in (values_RP, positions_RP))
+        else:
+            noise_BRC = None if noise_RCB is None else noise_RCB.movedim(-1, 0).to(scores_RC.dtype)
+            positions_RBP, shift_RBP = find_places(
+                scores_RC, entrants, slice(entrants), self.epsilon, draws, noise_BRC, generator
+            )
+            values_RBP = scores_RC.gather(1, positions_RBP.flatten(1)).view_as(shift_RBP) + shift_RBP
         self.enter(values_RBP, positions_RBP + first_class)
         lowest_R, highest_R = scores_RC.aminmax(dim=1)
         self.spoil_R += 0 * lowest_R + 0 * highest_R  # 0 times an infinity is NaN
@@ -106,37 +109,3 @@ class Standings:
         """``(R, B)`` K-th largest perturbed scores, and their classes."""
         values_RB, place_RB = self.values_RBK.min(-1)
         return values_RB, self.classes_RBK.gather(-1, place_RB.unsqueeze(-1)).squeeze(-1)
-
-    def _found_lazily(self, scores_RC: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor] | None:
-        """As ``_found_densely`` in law, where it can be had without drawing all of the noise."""
-        _, draws, places = self.values_RBK.shape
-        found = _lazy.largest_perturbed(scores_RC, places, slice(places), self.epsilon, draws, generator)
-        if found is None:
-            return None
-        positions_RBP, shift_RBP = found
-        return scores_RC.gather(1, positions_RBP.flatten(1)).view_as(shift_RBP) + shift_RBP, positions_RBP
-
-    def _found_densely(
-        self, scores_RC: Tensor, noise_RCB: Tensor | None, generator: torch.Generator | None
-    ) -> tuple[Tensor, Tensor]:
-        """The largest perturbed scores of the chunk, as many as there are places or classes, and their positions."""
-        _, draws, places = self.values_RBK.shape
-        values, positions = [], []
-        # One draw after the other: what is in memory at once does not grow with their number.
-        for draw in range(draws):
-            noise_RC = None if noise_RCB is None else noise_RCB[..., draw]
-            values_RP, positions_RP = self._perturbed(scores_RC, noise_RC, generator).topk(
-                min(places, scores_RC.shape[1])
-            )
-            values.append(values_RP)
-            positions.append(positions_RP)
-        return torch.stack(values, 1), torch.stack(positions, 1)
-
-    def _perturbed(self, scores_RC: Tensor, noise_RC: Tensor | None, generator: torch.Generator | None) -> Tensor:
-        if self.epsilon == 0:
-            return scores_RC
-        if noise_RC is None:
-            noise_RC = standard_normal(
-                scores_RC.shape, dtype=scores_RC.dtype, device=scores_RC.device, generator=generator
-            )
-        return torch.add(scores_RC, noise_RC.to(scores_RC.dtype), alpha=self.epsilon)

@@ -86,6 +86,8 @@ def evaluate(
         for tensor in (read, labels, suggestions, scores):
             dist.all_reduce(tensor)
     assert read.max() <= 1, "an image was counted twice"
+    if not read.any():
+        raise ShortlistError(f"none of {len(split)} images could be read: {'; '.join(split.skipped[:3])}")
     with metrics.sync_context(should_sync=world_size > 1):
         values, per_class, seen = metrics.compute(), metrics.per_class(), metrics.seen.cpu()
     return Evaluation(

@@ -21,23 +21,18 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from shortlist import kernels
-from shortlist._batch import Reduction, ScoredBatch, check_reduction, checked_class_dim
+from shortlist._batch import Reduction, ScoredBatch, checked_class_dim
 from shortlist._checks import (
     ClassCounts,
-    check_floating,
     check_k,
-    check_n_samples,
-    check_noise,
     check_not_negative,
-    check_per_class,
     check_positive,
     checked_class_counts,
 )
-from shortlist._precision import result_dtype
+from shortlist._noised_hinge import noised_hinge
 from shortlist._subsets import log_subset_ratio, log_subset_ratio_without_each
-from shortlist.exact import exact_topk
 from shortlist.margins import class_margins
-from shortlist.smoothing import find_places, smooth_topk, topk_value
+from shortlist.smoothing import topk_value
 
 __all__ = [
     "calibrated_topk_hinge",
@@ -104,8 +99,8 @@ def topk_hinge(
     """
     batch = ScoredBatch(scores, target, weight=weight, ignore_index=ignore_index, reduction=reduction)
     check_k(k, batch.num_classes - 1, batch.num_classes)
-    _, kth_RC = _largest_of_others(batch, k)
-    return batch.reduce((1 + kth_RC - batch.scores_RC).relu())
+    _, kth_lead_RC = _leads_of_others(batch, k)
+    return batch.reduce((1 + kth_lead_RC).relu())
 
 
 def convex_topk_hinge(
@@ -132,10 +127,9 @@ def convex_topk_hinge(
     """
     batch = ScoredBatch(scores, target, weight=weight, ignore_index=ignore_index, reduction=reduction)
     check_k(k, batch.num_classes - 1, batch.num_classes)
-    above_kth_RC, kth_RC = _largest_of_others(batch, k)
+    above_kth_RC, kth_lead_RC = _leads_of_others(batch, k)
     # The K - 1 largest of the others are in for certain; the last place goes to the next of them or to y itself.
-    last_RC = torch.maximum(1 + kth_RC, batch.scores_RC)
-    return batch.reduce(((k - 1 + above_kth_RC + last_RC) / k - batch.scores_RC).relu())
+    return batch.reduce(((k - 1 + above_kth_RC + (1 + kth_lead_RC).relu()) / k).relu())
 
 
 def calibrated_topk_hinge(
@@ -198,18 +192,19 @@ def smooth_topk_hinge(
     check_k(k, batch.num_classes - 1, batch.num_classes)
     check_not_negative("tau", tau)
     if tau == 0:
-        _, kth_RC = _largest_of_others(batch, k)
-        return batch.reduce((1 + (kth_RC - batch.scores_RC) / k).relu())
-    if batch.index_R is not None and _are_labelled_rows(scores, target, weight):
+        _, kth_lead_RC = _leads_of_others(batch, k)
+        return batch.reduce((1 + kth_lead_RC / k).relu())
+    if batch.index_R is not None and kernels.take_labelled_rows(scores, target, weight):
         from shortlist.kernels.smooth_hinge import log_odds_against
 
         return batch.reduce(tau * _softplus(log_odds_against(scores, batch.index_R, k, tau).unsqueeze(-1)))
     others_RL = batch.without_candidate()
     if others_RL is None:
-        log_ratio_RC = log_subset_ratio_without_each(batch.scores_RL / (k * tau), k)
+        log_ratio_RC = log_subset_ratio_without_each((batch.scores_RL - batch.best_R1) / (k * tau), k)
     else:
-        log_ratio_RC = log_subset_ratio(others_RL / (k * tau), k)
-    return batch.reduce(tau * _softplus(1 / tau + log_ratio_RC - batch.scores_RC / (k * tau)))
+        log_ratio_RC = log_subset_ratio((others_RL - batch.best_R1) / (k * tau), k)
+    own_RC = (batch.scores_RC - batch.best_R1) / (k * tau)
+    return batch.reduce(tau * _softplus(1 / tau + log_ratio_RC - own_RC))
 
 
 def focal(
@@ -308,7 +303,8 @@ def logit_adjusted(
     log_counts_L = checked_class_counts(class_counts, batch.num_classes).to(batch.scores_RL).log()
     # Counts that could not be read were not checked: a bad one, even of a class that is not at hand, gives NaN.
     adjustment_L = tau * log_counts_L + (0 * log_counts_L).sum()
-    return batch.reduce(_softplus(_log_odds_against(batch, batch.scores_RL + adjustment_L)))
+    adjusted_RL = batch.scores_RL - batch.best_R1 + adjustment_L
+    return batch.reduce(_softplus(_log_odds_against(batch, adjusted_RL)))
 
 
 def noised_topk_hinge(
@@ -346,7 +342,7 @@ def noised_topk_hinge(
         Garcin et al., Stochastic smoothing of the top-K calibrated hinge loss for deep imbalanced classification,
         ICML 2022.
     """
-    return _noised_hinge(
+    return noised_hinge(
         scores, target, k, None, 1.0, epsilon, n_samples, noise, generator, weight, ignore_index, reduction
     )
 
@@ -392,104 +388,21 @@ def imbalanced_noised_topk_hinge(
     check_positive("scale", scale)
     counts_L = checked_class_counts(class_counts, scores.shape[checked_class_dim(scores)])
     margins_L = class_margins(counts_L.to(scores.device), max_margin)
-    return _noised_hinge(
+    return noised_hinge(
         scores, target, k, margins_L, scale, epsilon, n_samples, noise, generator, weight, ignore_index, reduction
     )
 
 
-def _noised_hinge(
-    scores: Tensor,
-    target: Tensor,
-    k: int,
-    margins_L: Tensor | None,
-    scale: float,
-    epsilon: float,
-    n_samples: float,
-    noise: Tensor | None,
-    generator: torch.Generator | None,
-    weight: Tensor | None,
-    ignore_index: int,
-    reduction: Reduction,
-) -> Tensor:
-    """``scale (m_y + smoothed (K+1)-th largest score - s_y)_+``; without margins they are 1."""
-    check_n_samples(n_samples)
-    check_not_negative("epsilon", epsilon)
-    if noise is None and epsilon > 0 and n_samples != math.inf and _are_labelled_rows(scores, target, weight):
-        from shortlist.kernels import noised
-
-        num_classes = scores.shape[1]
-        check_k(k, num_classes - 1, num_classes)
-        check_reduction(reduction)
-        if weight is not None:
-            check_floating("weight", weight)
-            check_per_class("weight", weight, num_classes)
-        if noised.can_take(num_classes, k, epsilon, int(n_samples)):
-            loss = noised.noised_hinge(
-                scores, target, k, margins_L, scale, epsilon, int(n_samples), generator, weight, ignore_index, reduction
-            )
-            return loss.to(result_dtype(scores))
-    batch = ScoredBatch(scores, target, weight=weight, ignore_index=ignore_index, reduction=reduction)
-    margin_RC = 1 if margins_L is None else batch.pick_per_class(margins_L.to(batch.scores_RL.dtype))
-    rival_R1, own_RC = _smooth_rival_and_own(batch, scores, k, epsilon, n_samples, noise, generator)
-    return batch.reduce(scale * (margin_RC + rival_R1 - own_RC).relu())
-
-
-def _are_labelled_rows(scores: Tensor, target: Tensor, weight: Tensor | None) -> bool:
-    """``(N, L)`` scores with ``(N,)`` labels, where the kernels can take them."""
-    return (
-        isinstance(scores, Tensor)
-        and isinstance(target, Tensor)
-        and kernels.usable(scores)
-        and scores.dim() == 2
-        and scores.shape[1] > 1
-        and target.dtype == torch.int64
-        and target.shape == scores.shape[:1]
-        and len(target) > 0
-        and target.device == scores.device
-        and (weight is None or weight.device == scores.device)
-    )
-
-
-def _smooth_rival_and_own(
-    batch: ScoredBatch,
-    scores: Tensor,
-    k: int,
-    epsilon: float,
-    n_samples: float,
-    noise: Tensor | None,
-    generator: torch.Generator | None,
-) -> tuple[Tensor, Tensor]:
-    """``(R, 1)`` smoothed (K+1)-th largest score, the best one left out of K; ``(R, C)`` candidates' own scores."""
-    check_k(k, batch.num_classes - 1, batch.num_classes)
-    check_noise(noise, scores, generator)
-    if n_samples == math.inf and noise is None:
-        return exact_topk(batch.scores_RL, k + 1, epsilon=epsilon).unsqueeze(-1), batch.scores_RC
-    draws = int(n_samples) if noise is None else noise.shape[-1]
-    noise = batch.last_dim_classes(noise)
-    if epsilon == 0 or batch.index_R is None:
-        rival_R = smooth_topk(
-            batch.scores_RL, k + 1, epsilon=epsilon, n_samples=draws, noise=noise, generator=generator
-        )
-        return rival_R.unsqueeze(-1), batch.scores_RC
-    noise_BRL = None if noise is None else noise.movedim(-1, 0).to(batch.scores_RL.dtype)
-    places_RB, shift_RB = find_places(
-        batch.scores_RL.detach(), k + 1, slice(k, k + 1), epsilon, draws, noise_BRL, generator
-    )
-    # One gather for them and the label: two would mean two gradients as large as the scores, and their sum.
-    chosen_RP = batch.scores_RL.gather(-1, torch.cat([places_RB, batch.index_R.unsqueeze(-1)], -1))
-    rival_R1 = (chosen_RP[..., :-1] + shift_RB).mean(-1, keepdim=True)
-    return rival_R1, chosen_RP[..., -1:]
-
-
-def _largest_of_others(batch: ScoredBatch, k: int) -> tuple[Tensor, Tensor]:
-    """Of the scores without the candidate's own: ``(R, C)`` sum of the K - 1 largest, and the K-th largest."""
+def _leads_of_others(batch: ScoredBatch, k: int) -> tuple[Tensor, Tensor]:
+    """Of the others' scores, less the candidate's own: ``(R, C)`` sum of the K - 1 largest, and the K-th largest."""
     positions_RK = batch.scores_RL.detach().topk(k + 1).indices
     top_RK = batch.scores_RL.gather(-1, positions_RK)
+    top_RK, own_RC = top_RK - batch.best_R1, batch.scores_RC - batch.best_R1
     kth_R1, next_R1 = top_RK[..., k - 1 : k], top_RK[..., k : k + 1]
     nowhere_RL = torch.zeros_like(batch.scores_RL, dtype=torch.bool)
     inside_RC = batch.pick(nowhere_RL.scatter(-1, positions_RK[..., :k], True))
-    above_kth_RC = top_RK[..., :k].sum(-1, keepdim=True) - torch.where(inside_RC, batch.scores_RC, kth_R1)
-    return above_kth_RC, torch.where(inside_RC, next_R1, kth_R1)
+    above_kth_RC = top_RK[..., :k].sum(-1, keepdim=True) - torch.where(inside_RC, own_RC, kth_R1)
+    return above_kth_RC - (k - 1) * own_RC, torch.where(inside_RC, next_R1, kth_R1) - own_RC
 
 
 def _log_odds_against(batch: ScoredBatch, scores_RL: Tensor) -> Tensor:

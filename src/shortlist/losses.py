@@ -1,12 +1,12 @@
 """Module twins of ``shortlist.functional``: they hold the settings, the functions do the work."""
 
-from typing import TypedDict, Unpack
+from typing import Any, TypedDict, Unpack
 
 import torch
 from torch import Tensor, nn
 
 from shortlist import functional
-from shortlist._batch import Reduction, check_reduction
+from shortlist._batch import Reduction, check_reduction, checked_class_dim
 from shortlist._checks import (
     ClassCounts,
     check_at_least_one,
@@ -18,6 +18,7 @@ from shortlist._checks import (
     check_positive,
     checked_class_counts,
 )
+from shortlist._noised_hinge import noised_hinge
 from shortlist.margins import class_margins
 
 __all__ = [
@@ -245,9 +246,9 @@ class _NoisedLoss(_TopKLoss):
         """B for this call, which may differ in evaluation mode."""
         return self.n_samples if self.training or self.eval_n_samples is None else self.eval_n_samples
 
-    def of_rival(self, rival_R: Tensor, own_R: Tensor, index_R: Tensor) -> Tensor:
-        """Each row's loss from its smoothed (K+1)-th largest score, its label's score and its label."""
-        return (1 + rival_R - own_R).relu()
+    def of_lead(self, lead_R: Tensor, index_R: Tensor) -> Tensor:
+        """Each row's loss from how far its smoothed (K+1)-th largest score is above its label's, and its label."""
+        return (1 + lead_R).relu()
 
 
 class NoisedTopKHinge(_NoisedLoss):
@@ -310,6 +311,7 @@ class ImbalancedNoisedTopKHinge(_NoisedLoss):
     """
 
     class_counts: Tensor
+    relative_margins: Tensor
     _shown = ("k", "epsilon", "n_samples", "eval_n_samples", "max_margin", "scale")
 
     def __init__(
@@ -328,6 +330,7 @@ class ImbalancedNoisedTopKHinge(_NoisedLoss):
         check_not_negative("max_margin", max_margin)
         check_positive("scale", scale)
         num_classes = self._hold_class_counts(class_counts)
+        self._keep_relative_margins()
         check_k(k, num_classes - 1, num_classes)
         self.max_margin = max_margin
         self.scale = scale
@@ -340,20 +343,28 @@ class ImbalancedNoisedTopKHinge(_NoisedLoss):
         noise: Tensor | None = None,
         generator: torch.Generator | None = None,
     ) -> Tensor:
-        return functional.imbalanced_noised_topk_hinge(
+        check_per_class("class_counts", self.class_counts, scores.shape[checked_class_dim(scores)])
+        return noised_hinge(
             scores,
             target,
-            self.class_counts,
             self.k,
-            epsilon=self.epsilon,
-            n_samples=self.draws(),
-            max_margin=self.max_margin,
-            scale=self.scale,
-            noise=noise,
-            generator=generator,
+            self.max_margin * self.relative_margins.to(scores.device),
+            self.scale,
+            self.epsilon,
+            self.draws(),
+            noise,
+            generator,
             **self._shared(),
         )
 
-    def of_rival(self, rival_R: Tensor, own_R: Tensor, index_R: Tensor) -> Tensor:
-        margin_R = class_margins(self.class_counts, self.max_margin).to(rival_R.dtype)[index_R]
-        return self.scale * (margin_R + rival_R - own_R).relu()
+    def of_lead(self, lead_R: Tensor, index_R: Tensor) -> Tensor:
+        margin_R = self.max_margin * self.relative_margins[index_R].to(lead_R.dtype)
+        return self.scale * (margin_R + lead_R).relu()
+
+    def _keep_relative_margins(self) -> None:
+        # Those of the rarest class are 1. A GPU would need nine launches for them at every step.
+        self.register_buffer("relative_margins", class_margins(self.class_counts, 1.0), persistent=False)
+
+    def _load_from_state_dict(self, *arguments: Any) -> None:
+        super()._load_from_state_dict(*arguments)
+        self._keep_relative_margins()

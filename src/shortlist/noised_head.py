@@ -87,7 +87,7 @@ class NoisedHead(nn.Module, ABC):
             features_RD = unit_rows(features_RD) if self.cosine else features_RD
             factors_RD = features_RD.to(product_dtype(features))
             rival_R, own_R = self._noised_rival(factors_RD, index_R, noise_RLB, generator)
-        loss_R = loss.of_rival(rival_R, own_R, index_R)
+        loss_R = loss.of_lead(rival_R - own_R, index_R)
         weight_R = None if loss.weight is None else loss.weight.to(loss_R.dtype)[index_R]
         value = self._reduce(*weigh_rows(loss_R, kept_R, weight_R))
         value = value.reshape(target.shape) if loss.reduction == "none" else value

@@ -59,10 +59,12 @@ class Predictor:
             raise ShortlistError(f"k must be in [1, {len(self.classes)}] for {len(self.classes)} classes, got {k}")
         transform = evaluation_transform(self.preprocess)
         for start in range(0, len(paths), _AT_ONCE):
-            images: dict[Path, Tensor] = {}
+            readable: list[Path] = []
+            images: list[Tensor] = []
             for path in paths[start : start + _AT_ONCE]:
                 try:
-                    images[path] = transform(read_image(path, self.preprocess.channels))
+                    images.append(transform(read_image(path, self.preprocess.channels)))
+                    readable.append(path)
                 except ShortlistError as wrong:
                     if on_unreadable is None:
                         raise
@@ -70,9 +72,9 @@ class Predictor:
             if not images:
                 continue
             with autocast(self.precision, self.device):
-                output = self.model(self.preprocess.normalise(torch.stack([*images.values()]).to(self.device)))
+                output = self.model(self.preprocess.normalise(torch.stack(images).to(self.device)))
             top = output.float().topk(k)
-            for path, classes, scores in zip(images, top.indices.tolist(), top.values.tolist(), strict=True):
+            for path, classes, scores in zip(readable, top.indices.tolist(), top.values.tolist(), strict=True):
                 yield path, [Suggestion(self.classes[c], score) for c, score in zip(classes, scores, strict=True)]
 
 

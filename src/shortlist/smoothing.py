@@ -136,9 +136,9 @@ def _smoothed(
     else:
         noise_BRL = None if noise is None else noise.movedim(dim % x.dim(), -2).movedim(-1, 0).to(x_RL.dtype)
         n_samples = n_samples if noise_BRL is None else len(noise_BRL)
-        positions_RQ, shift_RQ = find_places(x_RL.detach(), k, ranks, epsilon, n_samples, noise_BRL, generator)
+        positions_RBP, shift_RBP = find_places(x_RL.detach(), k, ranks, epsilon, n_samples, noise_BRL, generator)
         # One gather over all draws: its backward is a single scatter into one tensor shaped like the scores.
-        total_R = (x_RL.gather(-1, positions_RQ).sum(-1) + shift_RQ.sum(-1)) / n_samples
+        total_R = (x_RL.gather(-1, positions_RBP.flatten(-2)).sum(-1) + shift_RBP.sum((-2, -1))) / n_samples
     # The maximum is NaN if any score is, and costs one read of the scores.
     total_R = torch.where(x_RL.detach().amax(-1).isnan(), math.nan, total_R)
     return total_R.to(x.dtype)
@@ -155,7 +155,7 @@ def find_places(
 ) -> tuple[Tensor, Tensor]:
     """Positions of the ``ranks`` among the k largest of ``x + epsilon Z`` in all draws, and ``epsilon Z`` there.
 
-    Both ``(R, Q)``. Nothing is differentiated here: the gradient is that of the scores at these positions.
+    Both ``(R, B, P)``. Nothing is differentiated here: the gradient is that of the scores at these positions.
     """
     found = None
     if noise_BRL is None and _lazy.can_do(x_RL, k, n_samples):
@@ -173,7 +173,7 @@ def _found_lazily(
     if found is None:
         return None
     positions_RBP, shift_RBP = found
-    shape = (*x_RL.shape[:-1], -1)
+    shape = (*x_RL.shape[:-1], *positions_RBP.shape[1:])
     return positions_RBP.reshape(shape), shift_RBP.reshape(shape)
 
 
@@ -201,6 +201,4 @@ def _found_densely(
         positions_BRP = perturbed_BRL.topk(k).indices[..., ranks]
         positions.append(positions_BRP)
         noise_there.append(z_BRL.gather(-1, positions_BRP))
-    positions_RPB = torch.cat(positions).movedim(0, -1)
-    noise_RPB = torch.cat(noise_there).movedim(0, -1)
-    return positions_RPB.flatten(-2), epsilon * noise_RPB.flatten(-2)
+    return torch.cat(positions).movedim(0, -2), epsilon * torch.cat(noise_there).movedim(0, -2)

@@ -5,6 +5,7 @@ the seed, the epoch and the step. So a run that was killed and resumed ends with
 to the last bit, on a GPU as far as its kernels, which cuDNN may choose anew, repeat themselves.
 """
 
+import math
 import os
 import signal
 import threading
@@ -313,7 +314,7 @@ class Trainer:
 
     def _finite_loss_sum(self) -> float:
         value = self.loss_sum.item()
-        if value - value != 0:
+        if not math.isfinite(value):
             raise DivergedError(
                 f"the loss became {value} in epoch {self.at.epoch + 1}, at or before step {self.at.step}: "
                 "try a lower optim.lr, optim.warmup_epochs or optim.clip_norm"
@@ -322,9 +323,10 @@ class Trainer:
 
     def _end_epoch(self) -> None:
         validation = self._evaluate("val")
-        if torch.equal(validation.scores[:, 0], validation.scores[:, -1]):  # and ties count as right
+        read = validation.labels >= 0
+        if torch.equal(validation.scores[read, 0], validation.scores[read, -1]):  # and ties count as right
             raise DivergedError(
-                f"after epoch {self.at.epoch + 1} all classes have the same score, for every validation image: "
+                f"after epoch {self.at.epoch + 1} all suggestions have the same score, for every validation image: "
                 "try a lower optim.lr or optim.warmup_epochs, and look at the data"
             )
         metrics = validation.metrics

@@ -26,3 +26,19 @@ def at_hand(inputs: Tensor) -> bool:
 def usable(inputs: Tensor) -> bool:
     """Whether kernels are the way to go where compiling is the alternative: only if nobody compiles."""
     return at_hand(inputs) and not torch.compiler.is_compiling()
+
+
+def take_labelled_rows(scores: Tensor, target: Tensor, weight: Tensor | None) -> bool:
+    """Whether they do: ``(N, L)`` scores with ``(N,)`` labels, all on one GPU."""
+    return (
+        isinstance(scores, Tensor)
+        and isinstance(target, Tensor)
+        and usable(scores)
+        and scores.dim() == 2
+        and scores.shape[1] > 1
+        and target.dtype == torch.int64
+        and target.shape == scores.shape[:1]
+        and len(target) > 0
+        and target.device == scores.device
+        and (weight is None or weight.device == scores.device)
+    )
