@@ -4,6 +4,7 @@ import dataclasses
 import json
 import math
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ from shortlist.config import (
     from_dict,
     to_dict,
 )
+from shortlist.runs import RunFolder
 from shortlist.schedule import learning_rate
 
 
@@ -91,8 +93,31 @@ def test_unknown_settings_in_a_file_are_named() -> None:
     settings["loss"]["epsilom"] = 1
     with pytest.raises(ShortlistError, match=r"no setting loss\.epsilom, perhaps loss\.epsilon was meant"):
         from_dict(settings)
-    with pytest.raises(ShortlistError, match=r"loss\.k must be of type int, got 'five'"):
-        from_dict(to_dict(RunConfig()) | {"loss": {"k": "five"}})
+
+
+@pytest.mark.parametrize(
+    ("section", "setting", "value", "message"),
+    [
+        ("loss", "k", "five", r"loss\.k must be of type int, got 'five'"),
+        ("loss", "epsilon", "much", r"loss\.epsilon must be a number, got 'much'"),
+        ("optim", "lr", None, r"optim\.lr must be a number, got None"),
+        ("model", "name", None, r"model\.name must be of type str, got None"),
+        ("train", "ks", 5, r"train\.ks must be a list, got 5"),
+        ("train", "ks", ["five"], r"train\.ks must be of type int, got 'five'"),
+    ],
+)
+def test_a_value_of_the_wrong_type_in_a_file_is_named(section: str, setting: str, value: Any, message: str) -> None:
+    settings = to_dict(RunConfig())
+    settings[section][setting] = value
+    with pytest.raises(ShortlistError, match=f"^{message}$"):
+        from_dict(settings)
+
+
+@pytest.mark.parametrize("settings", [[], {"loss": "x"}, {"seed": None}])
+def test_the_file_of_a_wrong_configuration_is_named(tmp_path: Path, settings: Any) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(settings))
+    with pytest.raises(ShortlistError, match=f"{tmp_path}/config.json: (the configuration|loss|seed) must"):
+        _ = RunFolder(str(tmp_path)).config
 
 
 def test_an_unknown_recipe_is_answered_with_those_close_to_it() -> None:

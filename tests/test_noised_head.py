@@ -239,6 +239,16 @@ def test_gradients_accumulate_and_parameters_may_be_frozen() -> None:
     torch.testing.assert_close(leaf.grad, whole[1])
 
 
+def test_an_ignored_row_touches_no_class_but_those_of_its_draws() -> None:
+    loss = sl.NoisedTopKHinge(1, epsilon=0.0)
+    head = sl.NoisedTopKHead(D, 100, loss, bias=False, sparse_grad=True)
+    features, target = normal(3, D).float(), torch.tensor([50, loss.ignore_index, 70])
+    head(features, target).backward()
+    assert head.weight.grad is not None
+    second_best = head.scores(features).topk(2).indices[:, 1].tolist()
+    assert set(head.weight.grad.coalesce().indices()[0].tolist()) == {50, 70, *second_best}
+
+
 @pytest.mark.filterwarnings("ignore:Sparse invariant checks:UserWarning")
 @pytest.mark.parametrize("cosine", [False, True], ids=["linear", "cosine"])
 @pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.SparseAdam])

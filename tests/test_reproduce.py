@@ -542,13 +542,16 @@ def test_a_damaged_line_of_results_is_named(place: Place, damage: str) -> None:
         read_results(path)
 
 
-def test_a_damaged_run_does_not_hide_the_others(place: Place) -> None:
+@pytest.mark.parametrize("damage", ["{}", "[]", '{"a":'])
+@pytest.mark.parametrize("file", ["final.json", "environment.json"])
+def test_a_damaged_run_is_named_and_does_not_hide_the_others(place: Place, file: str, damage: str) -> None:
     results, _ = place.run(SMALL, seeds=2)
-    (place.runs_root / results[0].run / "final.json").write_text("{}")
+    (place.runs_root / results[0].run / file).write_text(damage)
     results_file(place.results, SMALL, "smoke").unlink()
-    assert update_results(SMALL, "smoke", place.runs_root, place.results) == [
-        each for each in results if each.run != results[0].run
-    ]
+    others, failures = place.run(SMALL, seeds=2)
+    assert others == [each for each in results if each.run != results[0].run]
+    assert len(failures) == 1
+    assert f"{results[0].run}/{file}" in failures[0]
 
 
 # The document

@@ -9,7 +9,6 @@ import hashlib
 import json
 import math
 import re
-import types
 import typing
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -235,7 +234,7 @@ def to_dict(config: RunConfig) -> dict[str, Any]:
 
 
 def from_dict(settings: dict[str, Any]) -> RunConfig:
-    """The inverse of ``to_dict``; an unknown or missing field is an error that names it."""
+    """The inverse of ``to_dict``; an unknown field is an error that names it, a missing one has its default."""
     return typing.cast(RunConfig, _build(RunConfig, settings, ""))
 
 
@@ -258,22 +257,28 @@ def changed(config: RunConfig, changes: Changes) -> RunConfig:
 
 
 def _build(kind: type[Any], settings: Any, path: str) -> Any:
+    name = path[:-1] or "the configuration"
     if dataclasses.is_dataclass(kind):
         if not isinstance(settings, dict):
-            raise ShortlistError(f"{path or 'the configuration'} must hold named fields, got {settings!r}")
+            raise ShortlistError(f"{name} must hold named fields, got {settings!r}")
         hints = typing.get_type_hints(kind)
-        for name in settings:
-            if name not in hints:
-                close = difflib.get_close_matches(name, hints, 1)
+        for field in settings:
+            if field not in hints:
+                close = difflib.get_close_matches(field, hints, 1)
                 hint = f", perhaps {path}{close[0]} was meant" if close else ""
-                raise ShortlistError(f"there is no setting {path}{name}{hint}")
-        return kind(**{name: _build(hints[name], value, f"{path}{name}.") for name, value in settings.items()})
+                raise ShortlistError(f"there is no setting {path}{field}{hint}")
+        return kind(**{field: _build(hints[field], value, f"{path}{field}.") for field, value in settings.items()})
     if typing.get_origin(kind) is tuple:
-        return tuple(settings)
+        if not isinstance(settings, list | tuple):
+            raise ShortlistError(f"{name} must be a list, got {settings!r}")
+        return tuple(_build(get_args(kind)[0], each, path) for each in settings)
     if kind is float:
-        return float(settings)
-    if typing.get_origin(kind) is not Literal and not isinstance(settings, kind | types.NoneType):
-        raise ShortlistError(f"{path[:-1]} must be of type {kind.__name__}, got {settings!r}")
+        try:
+            return float(settings)
+        except (TypeError, ValueError):
+            raise ShortlistError(f"{name} must be a number, got {settings!r}") from None
+    if typing.get_origin(kind) is not Literal and not isinstance(settings, kind):
+        raise ShortlistError(f"{name} must be of type {kind.__name__}, got {settings!r}")
     return settings
 
 

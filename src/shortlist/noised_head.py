@@ -80,6 +80,8 @@ class NoisedHead(nn.Module, ABC):
         noise_RLB = self._checked_noise(target, noise, generator)
         kept_R = index_R != loss.ignore_index
         index_R = torch.where(kept_R, index_R, 0)
+        if len(index_R):  # an ignored row borrows a label of the batch, so as to touch no class but for its draws
+            index_R = torch.where(kept_R, index_R, index_R.max())
         features_RD = features.reshape(-1, self.in_features)
         if noise_RLB is None and loss.draws() == math.inf:
             rival_R, own_R = self._expected_rival(features_RD, index_R)

@@ -55,8 +55,8 @@ class RunFolder:
     whole or not at all.
     """
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, path: Path | str) -> None:
+        self.path = Path(path)
 
     @classmethod
     def existing(cls, path: Path | str) -> "RunFolder":
@@ -72,7 +72,11 @@ class RunFolder:
 
     @property
     def config(self) -> RunConfig:
-        return from_dict(self.read_json("config.json"))
+        settings = self.read_json("config.json")
+        try:
+            return from_dict(settings)
+        except ShortlistError as wrong:
+            raise ShortlistError(f"{self.path / 'config.json'}: {wrong}") from None
 
     @property
     def finished(self) -> bool:

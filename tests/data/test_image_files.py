@@ -1,12 +1,14 @@
 """Reading one image file of any kind."""
 
+import struct
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from PIL import Image
+from PIL import ExifTags, Image, ImageOps
+from PIL.PngImagePlugin import PngInfo
 
 from shortlist.data.image_files import (
     _not_too_thin,
@@ -63,16 +65,26 @@ def test_transparent_parts_become_white(tmp_path: Path, mode: str) -> None:
         assert pixels[0, 0].tolist() == [10, 10, 10]
 
 
-def test_a_rotated_photograph_stands_upright(tmp_path: Path) -> None:
-    image = Image.new("RGB", (8, 4), "black")
-    image.paste("white", (0, 0, 2, 4))  # on the left, and so on top once it is turned
+@pytest.mark.parametrize("orientation", range(10))
+def test_a_rotated_photograph_stands_upright(tmp_path: Path, orientation: int) -> None:
+    image = Image.effect_noise((8, 4), 50)
     exif = Image.Exif()
-    exif[0x0112] = 6  # the camera was turned by a quarter
+    exif[ExifTags.Base.Orientation] = orientation
     path = saved(tmp_path / "a.png", image, exif=exif)
-    pixels = np.asarray(read_image(path, 1))
-    assert pixels.shape == (8, 4)
-    assert pixels[:2].min() == 255
-    assert pixels[2:].max() == 0
+    with Image.open(path) as file:
+        upright = np.asarray(ImageOps.exif_transpose(file))
+    np.testing.assert_array_equal(np.asarray(read_image(path, 1)), upright)
+
+
+def test_an_odd_note_in_a_photograph_keeps_nobody_from_seeing_it(tmp_path: Path) -> None:
+    turned = struct.pack("<HHIHH", ExifTags.Base.Orientation, 3, 1, 6, 0)
+    odd = struct.pack("<HHI4s", ExifTags.Base.ResolutionUnit, 2, 4, b"xyz")  # text in place of a number
+    notes = b"Exif\0\0II*\0" + struct.pack("<IH", 8, 2) + turned + odd + struct.pack("<I", 0)
+    path = saved(tmp_path / "a.jpg", Image.new("RGB", (8, 4)), exif=notes)
+    assert read_image(path, 3).size == (4, 8)
+    hidden = PngInfo()
+    hidden.add_text("Raw profile type exif", "\nexif\n  4\nnot hexadecimal")
+    assert read_image(saved(tmp_path / "a.png", Image.new("RGB", (8, 4)), pnginfo=hidden), 3).size == (8, 4)
 
 
 def test_floating_point_pixels_are_refused(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
-from PIL import Image, ImageOps
+from PIL import ExifTags, Image
 from torch import Tensor
 from torchvision.transforms import v2
 
@@ -15,6 +15,16 @@ SUFFIXES = frozenset(
     {".bmp", ".gif", ".jfif", ".jpeg", ".jpg", ".pbm", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"}
 )
 
+# What makes an image upright, by the orientation that its camera noted.
+_TURNS = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
 _LARGEST_ASPECT = 20
 _IMAGENET_MEAN = (0.485, 0.456, 0.406)
 _IMAGENET_STD = (0.229, 0.224, 0.225)
@@ -30,10 +40,19 @@ def read_image(path: str | Path, channels: int) -> Image.Image:
     """
     try:
         with Image.open(path) as file:
-            image = ImageOps.exif_transpose(file)
-            return _eight_bit(image).convert("L" if channels == 1 else "RGB")
+            file.load()
+            return _eight_bit(_upright(file)).convert("L" if channels == 1 else "RGB")
     except Exception as error:  # decoders fail on broken files in every way there is
         raise ShortlistError(f"{path} cannot be read as an image: {error}") from error
+
+
+def _upright(image: Image.Image) -> Image.Image:
+    # Not ImageOps.exif_transpose: it writes all of the notes anew, and fails where any one of them is odd.
+    try:
+        orientation = image.getexif().get(ExifTags.Base.Orientation)
+    except Exception:  # what is wrong with the notes is nothing to the picture
+        return image
+    return image.transpose(_TURNS[orientation]) if orientation in _TURNS else image
 
 
 def _eight_bit(image: Image.Image) -> Image.Image:

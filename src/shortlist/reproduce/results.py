@@ -95,7 +95,11 @@ def measured(run: RunFolder, metric: str, k: int) -> float | None:
 def results_of(experiment: Experiment, cell: Cell, scale: Scale, run: RunFolder, runs_root: Path) -> list[Result]:
     """All numbers that a run gives for its cell."""
     config, environment = run.config, run.read_json("environment.json")
-    commit = (environment["commit"] or "")[:10] + ("+changes" if environment["dirty"] else "")
+    try:
+        commit = (environment["commit"] or "")[:10] + ("+changes" if environment["dirty"] else "")
+        gpu, date = environment["device"], environment["started"]
+    except (KeyError, TypeError):
+        raise ShortlistError(f"{run.path}/environment.json is damaged: delete the run and train it again") from None
     found = []
     for metric in experiment.metrics:
         value = measured(run, metric, cell.k)
@@ -113,8 +117,8 @@ def results_of(experiment: Experiment, cell: Cell, scale: Scale, run: RunFolder,
                     K=cell.k,
                     value=value,
                     commit=commit,
-                    gpu=environment["device"],
-                    date=environment["started"],
+                    gpu=gpu,
+                    date=date,
                     config=config.key(),
                     run=run.path.relative_to(runs_root).as_posix(),
                 )

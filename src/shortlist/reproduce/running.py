@@ -16,7 +16,7 @@ from shortlist.report.formats import counted
 from shortlist.reproduce import Scale, tiny_data
 from shortlist.reproduce.experiment import NONZERO_GRADIENTS, Cell, Experiment
 from shortlist.reproduce.gradients import train_and_count
-from shortlist.reproduce.results import Result, measured, results_file, run_folder, runs_of, update_results
+from shortlist.reproduce.results import Result, results_file, results_of, run_folder, runs_of, update_results
 from shortlist.runs import FinishedError, InUseError, RunFolder
 from shortlist.training import Interrupted, train
 
@@ -69,7 +69,7 @@ def reproduce(
                 name = f"[{number}/{len(jobs)}] {experiment.name} {cell.label}, seed {seed}"
                 try:
                     config = replace(experiment.config(cell, scale, runs_root), seed=seed)
-                    say(f"{name}: {_done(experiment, cell, config, runs_root, quiet=quiet)}")
+                    say(f"{name}: {_done(experiment, cell, config, scale, runs_root, quiet=quiet)}")
                 except InUseError:
                     say(f"{name}: left to the process that is at it")
                     elsewhere += 1
@@ -93,7 +93,7 @@ def reproduce(
     return everything, _explained(experiment, failures, len(jobs))
 
 
-def _done(experiment: Experiment, cell: Cell, config: RunConfig, runs_root: Path, *, quiet: bool) -> str:
+def _done(experiment: Experiment, cell: Cell, config: RunConfig, scale: Scale, runs_root: Path, *, quiet: bool) -> str:
     """Have the run finished, and say what came out."""
     before = [run for run in runs_of(config, runs_root) if run.config.seed == config.seed]
     folder = run_folder(config, runs_root)
@@ -102,8 +102,9 @@ def _done(experiment: Experiment, cell: Cell, config: RunConfig, runs_root: Path
     except FinishedError:  # by another process, since we looked
         run = RunFolder(folder)
         before = [run]
-    value = measured(run, experiment.metrics[0], cell.k)
-    shown = "no such class" if value is None else f"{experiment.metrics[0]} {value:.{experiment.decimals}f}"
+    metric = experiment.metrics[0]
+    values = [result.value for result in results_of(experiment, cell, scale, run, runs_root) if result.metric == metric]
+    shown = f"{metric} {values[0]:.{experiment.decimals}f}" if values else "no such class"
     return f"{shown} (finished before)" if before else shown
 
 
