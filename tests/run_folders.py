@@ -12,7 +12,8 @@ from shortlist.config import DataConfig, LossConfig, LossName, ModelConfig, RunC
 from shortlist.data.splits import Problem, Split, mix_seed
 from shortlist.evaluation import Evaluation, evaluate
 from shortlist.pictures import save_pictures
-from shortlist.runs import RunFolder, environment, write_file
+from shortlist.runs import RunFolder, environment
+from shortlist.whole_files import write_file
 
 _LOOK_ALIKES = 3
 

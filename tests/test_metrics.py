@@ -257,7 +257,14 @@ def test_moving_it_moves_all_that_it_holds() -> None:
     assert {tensor.device.type for tensor in (*states(metrics), metrics.class_counts)} == {"meta"}
 
 
-@pytest.mark.parametrize("convert", [lambda metrics: metrics.half(), lambda metrics: metrics.to(torch.float64)])
+@pytest.mark.parametrize(
+    "convert",
+    [
+        lambda metrics: metrics.half(),
+        lambda metrics: metrics.to(torch.float64),
+        lambda metrics: metrics.set_dtype(torch.float64),
+    ],
+)
 def test_a_change_of_dtype_leaves_the_counts_alone(convert: Callable[[sl.TopKMetrics], sl.TopKMetrics]) -> None:
     metrics = convert(counted(draw_batch(9)))
     assert {state.dtype for state in states(metrics)} == {torch.int64}

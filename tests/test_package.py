@@ -125,14 +125,26 @@ def test_without_torchmetrics_only_the_metrics_are_missing() -> None:
     code = """
 import sys
 sys.modules["torchmetrics"] = None
+import importlib.util, inspect
+found = importlib.util.find_spec
+importlib.util.find_spec = lambda name, *rest: None if name == "torchmetrics" else found(name, *rest)
 import shortlist
-shortlist.NoisedTopKHinge(1)
+from shortlist import *
+NoisedTopKHinge(1)
+assert inspect.getmembers(shortlist)
 try:
     shortlist.TopKMetrics
 except ImportError as error:
     print(error)
 """
     assert "pip install 'shortlist[metrics]'" in run_python(code)
+
+
+def test_without_its_packages_the_program_says_what_it_takes() -> None:
+    code = "import sys; sys.modules['tyro'] = None; from shortlist.__main__ import main; main()"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr == "shortlist: the program needs tyro: pip install 'shortlist[train]'\n"
 
 
 # README

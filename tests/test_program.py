@@ -136,6 +136,14 @@ def test_a_reader_that_has_seen_enough_is_no_failure_to_tell_of(run: Path, image
         assert process.stderr.read() == ""
 
 
+def test_output_that_cannot_be_written_is_told() -> None:
+    command = [sys.executable, "-m", "shortlist", "datasets"]
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr == "shortlist datasets: cannot write the output: No space left on device\n"
+
+
 def test_a_bad_test_image_is_found_before_the_training(images: Path, tmp_path: Path) -> None:
     photos, out = tmp_path / "photos", tmp_path / "run"
     for file in images.rglob("*.*"):

@@ -26,7 +26,7 @@ from shortlist.data.tensors import TensorSplit
 from shortlist.runs import RunFolder
 from shortlist.search_space import PAPER_GRIDS, RANGES, Range, grid_points, search_axes
 from shortlist.training import Interrupted, Trainer
-from shortlist.tuning import Findings, command_line, tune
+from shortlist.tuning import Findings, TrialRecord, command_line, tune
 from tests.small_runs import small_config, write_embeddings
 
 EPOCHS = 2
@@ -325,14 +325,23 @@ def test_pruning_ends_what_is_worse_than_the_median(config: RunConfig, epochs_be
     assert len(epochs_begun) == 4 * 4 + 2
 
 
+def test_of_trials_that_differ_by_rounding_the_first_is_ahead(config: RunConfig, tmp_path: Path) -> None:
+    values = (0.59999996, 0.60000002, 0.61, 0.6001)
+    trials = tuple(
+        TrialRecord(number, "complete", value, {}, 1, tmp_path, "", "") for number, value in enumerate(values)
+    )
+    assert [trial.number for trial in Findings(config, (), trials, tmp_path).ranking] == [2, 3, 0, 1]
+
+
 def _work_together(config: RunConfig, storage: str) -> None:
-    """Three processes that start at the same moment; one dies in its first trial, before the others end theirs."""
+    """Three processes, each with a trial of its own at first; one dies in it, before the others end theirs."""
     original_train, original_end = Trainer._train_epoch, Trainer._end_epoch
     search, dead = ["loss.tau=" + ",".join(map(str, TEMPERATURES))], Path("dead")
 
     def train_and_note(self: Trainer, stop: Any) -> bool:
         with Path("begun").open("a") as file:
             file.write(f"{self.config.loss.tau} {self.at.epoch}\n")
+        Path(f"at-work-{os.getpid()}").touch()
         return original_train(self, stop)
 
     def end_and_die(self: Trainer) -> None:
@@ -340,7 +349,7 @@ def _work_together(config: RunConfig, storage: str) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
     def wait_and_end(self: Trainer) -> None:
-        while not dead.exists():
+        while not dead.exists() or len(list(Path().glob("at-work-*"))) < 3:
             time.sleep(0.01)
         original_end(self)
 

@@ -1,5 +1,6 @@
 """Classifiers whose K suggestions contain the right answer."""
 
+import importlib.util
 from typing import TYPE_CHECKING, Any
 
 from shortlist import functional
@@ -52,6 +53,10 @@ __all__ = [
     "topk_sum",
     "topk_value",
 ]
+if (
+    not TYPE_CHECKING and importlib.util.find_spec("torchmetrics") is None
+):  # ``import *`` and ``help`` ask for all that is named here
+    __all__.remove("TopKMetrics")
 
 
 def __getattr__(name: str) -> Any:

@@ -1,5 +1,20 @@
 """``python -m shortlist`` is the command ``shortlist``; ``torchrun -m shortlist train ...`` starts it on many GPUs."""
 
-from shortlist.cli import main
+import sys
 
-main()
+
+def main() -> None:
+    """Start the program, or say what it takes: the library alone needs none of the packages that the program does."""
+    try:
+        from shortlist import cli
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except ModuleNotFoundError as missing:
+        if (missing.name or "").startswith("shortlist"):
+            raise
+        sys.exit(f"shortlist: the program needs {missing.name}: pip install 'shortlist[train]'")
+    cli.main()
+
+
+if __name__ == "__main__":
+    main()

@@ -6,6 +6,7 @@ command line with 2, an interruption with 130.
 
 import dataclasses
 import difflib
+import errno
 import json
 import os
 import re
@@ -29,7 +30,7 @@ from shortlist.reproduce import Scale
 if TYPE_CHECKING:
     from shortlist.reproduce.experiment import Experiment
 
-_WIDTH = 1000
+_WIDEST_TABLE = 10**6  # columns
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,7 +87,8 @@ def evaluate(arguments: list[str]) -> None:
     parsed = _parse(_EvaluateArguments, arguments, "evaluate")
 
     from shortlist.evaluation import evaluate_run
-    from shortlist.runs import RunFolder, write_file
+    from shortlist.runs import RunFolder
+    from shortlist.whole_files import write_file
 
     run = RunFolder.existing(parsed.run)
     result, problem = evaluate_run(run, split=parsed.split, ks=parsed.ks, root=parsed.root, device=parsed.device)
@@ -394,22 +396,32 @@ def main() -> None:
             _say(f"shortlist: there is no command {name!r}: {_close_to(name, COMMANDS)}")
             sys.exit(2)
         COMMANDS[name](arguments)
+        sys.stdout.flush()
         if "TORCHELASTIC_RUN_ID" in os.environ:  # one of torchrun's ranks
             _leave()
     except ShortlistError as wrong:
         _say(f"shortlist {name}: {wrong}")
         sys.exit(1)
     except BrokenPipeError:  # whoever read the output has seen enough, as ``head`` does
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is still to be flushed at the exit
+        _forget_output()
         sys.exit(1)
     except OSError as wrong:
-        if wrong.filename is None:
+        if wrong.filename is not None:
+            _say(f"shortlist {name}: cannot use {wrong.filename}: {wrong.strerror}")
+        elif wrong.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO):  # all files of ours have names
+            _forget_output()
+            _say(f"shortlist {name}: cannot write the output: {wrong.strerror}")
+        else:
             raise
-        _say(f"shortlist {name}: cannot use {wrong.filename}: {wrong.strerror}")
         sys.exit(1)
     except KeyboardInterrupt as stopped:
         _say(f"shortlist {name}: {str(stopped) or 'stopped'}")
         sys.exit(130)
+
+
+def _forget_output() -> None:
+    """Or Python would try at its exit to write what is left, and fail again."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _leave() -> None:
@@ -429,7 +441,7 @@ def _parse(kind: type[Any], arguments: list[str], name: str, **options: Any) -> 
 
 def _print_table(table: Table) -> None:
     """As wide as it takes: a window can wrap its lines, but not bring back what was cut off."""
-    Console(highlight=False, markup=False, width=_WIDTH).print(table)
+    Console(highlight=False, markup=False, width=_WIDEST_TABLE).print(table)
 
 
 def _parse_recipe(kind: type[RunConfig], arguments: list[str], command: str) -> tuple[Any, RunConfig]:

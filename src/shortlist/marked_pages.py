@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from shortlist.errors import ShortlistError
-from shortlist.runs import write_file
+from shortlist.whole_files import write_file
 
 END = "<!-- End of what was made. -->"
 

@@ -90,6 +90,10 @@ class TopKMetrics(Metric):
         for k in self.ks:
             setattr(self, f"hits_top{k}", self._hits(k).index_add(0, index_R, (above_R < k).long()))
 
+    def set_dtype(self, dst_type: str | torch.dtype) -> "TopKMetrics":
+        """Changes nothing: counts stay whole numbers, and the accuracies are float32."""
+        return self
+
     def compute(self) -> dict[str, Tensor]:
         """``micro_top{k}``, ``macro_top{k}`` and the like for each K, and ``absent_classes``.
 

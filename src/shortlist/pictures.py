@@ -8,7 +8,7 @@ from PIL import Image
 from torch import Tensor
 
 from shortlist.data.splits import Split, uniform_for
-from shortlist.runs import write_file
+from shortlist.whole_files import write_file
 
 FOLDER = "pictures"
 _EXAMPLES = 24

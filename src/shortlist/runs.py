@@ -13,7 +13,6 @@ test_*             predictions and accuracy by class on the test images
 final.json         the result, written last: its presence means that the run has finished
 """
 
-import errno
 import hashlib
 import io
 import json
@@ -35,7 +34,7 @@ from torch import Tensor
 
 from shortlist.config import RunConfig, from_dict, to_dict
 from shortlist.errors import ShortlistError
-from shortlist.whole_files import WRITING, locked, written_whole
+from shortlist.whole_files import WRITING, explained, locked, write_file
 
 _CHECKPOINTS_KEPT = 2
 
@@ -85,7 +84,7 @@ class RunFolder:
     @contextmanager
     def claim(self, config: RunConfig, *, resume: bool) -> Iterator[None]:
         """Hold the folder for writing; refuse one that is in use, finished, another run's, or not to be resumed."""
-        with _explained(self.path):
+        with explained(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
         with self._lock():
             self._check_claim(config, resume=resume)
@@ -162,7 +161,7 @@ class RunFolder:
         self.write_json("environment.json", here)
 
     def append_metrics(self, line: dict[str, Any]) -> None:
-        with _explained(self.path / "metrics.jsonl"), (self.path / "metrics.jsonl").open("a", encoding="utf-8") as file:
+        with explained(self.path / "metrics.jsonl"), (self.path / "metrics.jsonl").open("a", encoding="utf-8") as file:
             file.write(json.dumps(line, allow_nan=False) + "\n")
             file.flush()
             os.fsync(file.fileno())
@@ -218,22 +217,6 @@ def find_runs(paths: list[Path]) -> list[RunFolder]:
             raise ShortlistError(f"there is no run in {path}")
         found += [RunFolder(folder) for folder in below]
     return list({run.path.resolve(): run for run in found}.values())
-
-
-def write_file(path: Path, content: bytes | memoryview) -> None:
-    """Write a file whole or not at all; a disk that is full is explained."""
-    with _explained(path), written_whole(path) as file:
-        file.write(content)
-
-
-@contextmanager
-def _explained(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as wrong:
-        full = wrong.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-        advice = "; make room and give the command again (shortlist train with --resume)" if full else ""
-        raise ShortlistError(f"cannot write {path}: {wrong.strerror}{advice}") from wrong
 
 
 def file_digest(path: Path) -> str:

@@ -36,8 +36,9 @@ from shortlist.models import build_model
 from shortlist.pictures import save_pictures
 from shortlist.progress import TrainingProgress
 from shortlist.recorded_data import refuse_other_data
-from shortlist.runs import RunFolder, default_folder, environment, file_digest, write_file
+from shortlist.runs import RunFolder, default_folder, environment, file_digest
 from shortlist.schedule import learning_rate
+from shortlist.whole_files import write_file
 
 # What the seeds are for, so that no two uses share one.
 _INIT, _ORDER, _AUGMENT, _NOISE = range(4)

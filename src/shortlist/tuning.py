@@ -44,9 +44,10 @@ from shortlist import recipes
 from shortlist.config import RunConfig, changed, to_dict
 from shortlist.data.splits import mix_seed
 from shortlist.errors import ShortlistError
-from shortlist.runs import RunFolder, default_folder, write_file
+from shortlist.runs import RunFolder, default_folder
 from shortlist.search_space import Axis, Grid, Range, Settings, grid_points, search_axes
 from shortlist.training import DivergedError, Interrupted, Trainer, make_fabric
+from shortlist.whole_files import write_file
 
 # Names of what a trial notes in the storage beside its parameters.
 _SETTINGS, _WORKER, _HEARD, _NOTE = "settings", "worker", "heard", "note"
@@ -88,7 +89,8 @@ class Findings:
     def ranking(self) -> list[TrialRecord]:
         """Complete trials, the best first; of equals, the first."""
         complete = [trial for trial in self.trials if trial.state == "complete"]
-        return sorted(complete, key=lambda trial: (-(trial.value or 0), trial.number))
+        # Rounded: means over the same accuracies, added up in float32 in other orders, are equals too.
+        return sorted(complete, key=lambda trial: (-round(trial.value or 0, 6), trial.number))
 
     @property
     def table(self) -> Table:

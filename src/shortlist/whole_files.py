@@ -1,5 +1,6 @@
 """Files that are there whole or not at all, whatever happens on the way, and files that are locked."""
 
+import errno
 import fcntl
 import os
 import secrets
@@ -7,6 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
+
+from shortlist.errors import ShortlistError
 
 WRITING = ".writing-"
 """Prefix of files that have not got their names yet; one that stays behind belongs to a writer that was killed."""
@@ -26,6 +29,23 @@ def written_whole(path: Path) -> Iterator[BinaryIO]:
     except BaseException:
         partial.unlink(missing_ok=True)
         raise
+
+
+def write_file(path: Path, content: bytes | memoryview) -> None:
+    """Write a file whole or not at all; a disk that is full is explained."""
+    with explained(path), written_whole(path) as file:
+        file.write(content)
+
+
+@contextmanager
+def explained(path: Path) -> Iterator[None]:
+    """Whatever keeps the block from writing the file becomes an error that names it and says what to do."""
+    try:
+        yield
+    except OSError as wrong:
+        full = wrong.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+        advice = "; make room and give the command again (shortlist train with --resume)" if full else ""
+        raise ShortlistError(f"cannot write {path}: {wrong.strerror}{advice}") from wrong
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from shortlist.errors import ShortlistError
-from shortlist.whole_files import written_whole
+from shortlist.whole_files import write_file
 
 QUICK_NOTE = "quick: says that it works, not how fast"
 """How the notes of quick measurements begin."""
@@ -88,8 +88,7 @@ class ResultsFile:
         writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
         writer.writeheader()
         writer.writerows(_as_text(each) for each in self.measurements)
-        with written_whole(self.path) as file:
-            file.write(text.getvalue().encode())
+        write_file(self.path, text.getvalue().encode())
 
 
 def read_measurements(paths: Iterable[Path]) -> list[Measurement]:

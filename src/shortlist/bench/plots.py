@@ -4,7 +4,6 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import matplotlib as mpl
 from matplotlib.axes import Axes
@@ -24,6 +23,7 @@ from shortlist.bench.tables import (
     size,
     sizes_of,
 )
+from shortlist.figure_files import LOOK, save_figure
 
 _DRAWS = (5, 10)
 """(K, B) of the plot of the loss: the paper's usual setting."""
@@ -31,27 +31,14 @@ _DRAWS = (5, 10)
 _LINE_HEIGHT = 0.055
 """Of a label, as a share of a panel."""
 
-_INK, _FAINT = "#26323d", "#c9d1d8"
 _OURS, _PEER, _GREY, _DARK = "#0b62c4", "#d0621b", "#8a96a1", "#4c5a66"
-_STYLE: dict[Any, Any] = {
-    "font.family": "DejaVu Sans",
+_STYLE = LOOK | {
     "font.size": 12,
-    "axes.edgecolor": _FAINT,
-    "axes.labelcolor": _INK,
-    "axes.titlecolor": _INK,
     "axes.titlelocation": "left",
     "axes.titlesize": 13,
     "axes.titleweight": "bold",
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "grid.color": "#e9edf0",
-    "text.color": _INK,
-    "xtick.color": _INK,
-    "ytick.color": _INK,
     "xtick.labelsize": 11,
     "ytick.labelsize": 11,
-    "svg.fonttype": "none",  # text stays text
-    "svg.hashsalt": "shortlist",  # the same measurements give the same file
 }
 
 
@@ -226,8 +213,5 @@ PLOTS: dict[str, tuple[str, Callable[[Results], Figure | None]]] = {
 
 
 def save(figure: Figure, path: Path) -> None:
-    """As PNG for pages and as SVG for print."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     with mpl.rc_context(_STYLE):
-        figure.savefig(path.with_suffix(".png"), dpi=160)
-        figure.savefig(path.with_suffix(".svg"), metadata={"Date": None})
+        save_figure(figure, path)

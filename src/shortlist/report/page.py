@@ -17,7 +17,8 @@ from shortlist.report.notes import Notes
 from shortlist.report.origins import origins_table, settings_table
 from shortlist.report.results import results_table, sizes_table
 from shortlist.report.tables import folded
-from shortlist.runs import RunFolder, write_file
+from shortlist.runs import RunFolder
+from shortlist.whole_files import write_file
 
 # Whatever a class name may hold, a browser will not run it, nor fetch anything for it.
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"

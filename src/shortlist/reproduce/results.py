@@ -21,8 +21,8 @@ from shortlist.errors import ShortlistError
 from shortlist.reproduce import Scale
 from shortlist.reproduce.experiment import EPOCH_SECONDS, NONZERO_GRADIENTS, Cell, Experiment, without_seed
 from shortlist.reproduce.gradients import nonzero_gradients
-from shortlist.runs import RunFolder, default_folder, write_file
-from shortlist.whole_files import locked
+from shortlist.runs import RunFolder, default_folder
+from shortlist.whole_files import locked, write_file
 
 
 @dataclass(frozen=True, kw_only=True)

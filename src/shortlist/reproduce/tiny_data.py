@@ -6,7 +6,7 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from shortlist.runs import write_file
+from shortlist.whole_files import write_file
 
 NUM_CLASSES = 60
 """More than the largest K of any experiment."""

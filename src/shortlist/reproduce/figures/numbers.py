@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from shortlist.whole_files import written_whole
+from shortlist.whole_files import write_file
 
 Columns = Mapping[str, Tensor]
 """One-dimensional tensors of equal length, by name."""
@@ -22,8 +22,7 @@ def write_columns(path: Path, columns: Columns) -> None:
     writer.writerows(
         [f"{value:.6g}" for value in row] for row in zip(*(c.tolist() for c in columns.values()), strict=True)
     )
-    with written_whole(path) as file:
-        file.write(text.getvalue().encode())
+    write_file(path, text.getvalue().encode())
 
 
 def read_columns(path: Path) -> dict[str, Tensor]:

@@ -10,8 +10,9 @@ from matplotlib.figure import Figure
 from matplotlib.tri import Triangulation
 from torch import Tensor
 
+from shortlist.figure_files import INK
 from shortlist.reproduce.figures.numbers import Columns
-from shortlist.reproduce.figures.style import ACCENT, INK, LOSS_COLOURS, QUIET
+from shortlist.reproduce.figures.style import ACCENT, LOSS_COLOURS, QUIET
 from shortlist.reproduce.figures.triangle import CORNERS, LABEL, Triangle, places, triangle_of
 
 NOTHING = 0.01

@@ -1,19 +1,16 @@
 """One look for all figures: large enough for half a slide, one hue from light to dark, words at the thing they name."""
 
-import io
-import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import matplotlib as mpl
 from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 
+from shortlist.figure_files import LOOK, save_figure
 from shortlist.reproduce.figures.numbers import Columns, read_columns, write_columns
-from shortlist.whole_files import written_whole
 
-INK, FAINT, QUIET = "#26323d", "#c9d1d8", "#5d6b77"
+QUIET = "#5d6b77"
 ACCENT = "#d0621b"
 """For the one thing to look at: an orange that no colour blindness confuses with the blues."""
 SERIES = ("#5a9bdc", "#0b62c4", "#062f60")
@@ -21,22 +18,7 @@ SERIES = ("#5a9bdc", "#0b62c4", "#062f60")
 LOSS_COLOURS = LinearSegmentedColormap.from_list("loss", ["#e4f0fb", "#7fb2e5", "#0b62c4", "#04203f"])
 """From little to much; lightness falls steadily, so it also reads in grey. Nothing at all is white."""
 
-_LOOK: dict[Any, Any] = {
-    "font.family": "DejaVu Sans",
-    "font.size": 15,
-    "axes.edgecolor": FAINT,
-    "axes.labelcolor": INK,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.titlecolor": INK,
-    "axes.titlesize": 15,
-    "grid.color": "#e9edf0",
-    "text.color": INK,
-    "xtick.color": INK,
-    "ytick.color": INK,
-    "svg.fonttype": "none",  # text stays text
-    "svg.hashsalt": "shortlist",  # the same numbers give the same file
-}
+_LOOK = LOOK | {"font.size": 15, "axes.titlesize": 15}
 
 
 def publish(folder: Path, name: str, columns: Columns, paint: Callable[[Columns], Figure]) -> list[Path]:
@@ -48,17 +30,8 @@ def publish(folder: Path, name: str, columns: Columns, paint: Callable[[Columns]
 
 def save(folder: Path, name: str, paint: Callable[[], Figure]) -> list[Path]:
     """Write a figure as SVG and PNG."""
-    svg, png = (folder / f"{name}.{kind}" for kind in ("svg", "png"))
     with mpl.rc_context(_LOOK):
-        figure = paint()
-        text = io.StringIO()
-        figure.savefig(text, format="svg", metadata={"Date": None})
-        with written_whole(svg) as file:
-            # A hundredth of a point is finer than any print, and a third of the file is further digits.
-            file.write(re.sub(r"(\d\.\d\d)\d+", r"\1", text.getvalue()).encode())
-        with written_whole(png) as file:
-            figure.savefig(file, format="png", dpi=160)
-    return [svg, png]
+        return save_figure(paint(), folder / name)
 
 
 def headline(figure: Figure, title: str, explanation: str) -> None:
