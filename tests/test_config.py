@@ -5,14 +5,17 @@ import json
 import math
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
+import torch
 
 from shortlist import ShortlistError, recipes
 from shortlist.config import (
+    SETTINGS_OF,
     DataConfig,
     LossConfig,
+    LossName,
     ModelConfig,
     OptimConfig,
     RunConfig,
@@ -20,6 +23,7 @@ from shortlist.config import (
     from_dict,
     to_dict,
 )
+from shortlist.criteria import build_loss
 from shortlist.runs import RunFolder
 from shortlist.schedule import learning_rate
 
@@ -118,6 +122,15 @@ def test_the_file_of_a_wrong_configuration_is_named(tmp_path: Path, settings: An
     (tmp_path / "config.json").write_text(json.dumps(settings))
     with pytest.raises(ShortlistError, match=f"{tmp_path}/config.json: (the configuration|loss|seed) must"):
         _ = RunFolder(str(tmp_path)).config
+
+
+@pytest.mark.parametrize("name", get_args(LossName))
+def test_every_setting_of_a_loss_reaches_it(name: LossName) -> None:
+    config = LossConfig(name=name, k=3, epsilon=0.7, n_samples=4, tau=0.3, gamma=1.5, max_margin=0.6, scale=7.0)
+    loss = build_loss(config, torch.ones(6))
+    used = {field.name for field in dataclasses.fields(config) if hasattr(loss, field.name)}
+    assert used == {*SETTINGS_OF[name], *(["tau"] if name == "balanced_softmax" else [])}
+    assert all(getattr(loss, setting) == getattr(config, setting) for setting in SETTINGS_OF[name])
 
 
 def test_an_unknown_recipe_is_answered_with_those_close_to_it() -> None:

@@ -1,5 +1,6 @@
 """Random draws that differ from rank to rank."""
 
+import functools
 import math
 from collections.abc import Sequence
 
@@ -42,7 +43,11 @@ def cpu_generator_from(generator: torch.Generator | None) -> torch.Generator:
 
 def rank_key(generator: torch.Generator | None) -> int:
     """What to mix into a seed drawn from ``generator`` so that ranks have draws of their own; 0 on rank 0."""
-    rank = _rank() if generator is None else 0
+    return _key_of(_rank()) if generator is None else 0
+
+
+@functools.cache  # one hash costs as much as a tenth of a small loss
+def _key_of(rank: int) -> int:
     return int(mix_bits(torch.tensor(rank, device="cpu"))) if rank else 0
 
 

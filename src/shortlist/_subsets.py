@@ -16,7 +16,8 @@ from torch import Tensor
 
 from shortlist._poisson_binomial import count_probabilities
 
-# Halvings of a bracket log(2 K) + log(2 L) wide: leaves the mean count within a few hundredths of K - 1/2.
+# Halvings of a bracket log(2 K) + log(2 L) wide: leaves the mean count within a few hundredths of K from K - 1/2, where
+# its standard deviation, up to sqrt(K), is what matters.
 _HALVINGS = 9
 
 

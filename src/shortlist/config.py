@@ -29,6 +29,22 @@ LossName = Literal[
     "noised_topk_hinge",
     "imbalanced_noised_topk_hinge",
 ]
+_NOISE = ("k", "epsilon", "n_samples")
+_MARGIN = ("max_margin", "scale")
+SETTINGS_OF: dict[LossName, tuple[str, ...]] = {
+    "cross_entropy": (),
+    "focal": ("gamma",),
+    "ldam": _MARGIN,
+    "logit_adjusted": ("tau",),
+    "balanced_softmax": (),
+    "topk_hinge": ("k",),
+    "convex_topk_hinge": ("k",),
+    "calibrated_topk_hinge": ("k",),
+    "smooth_topk_hinge": ("k", "tau"),
+    "noised_topk_hinge": _NOISE,
+    "imbalanced_noised_topk_hinge": _NOISE + _MARGIN,
+}
+"""What each loss makes use of, as fields of ``LossConfig`` and arguments of its Module."""
 DataName = Literal["glyphs", "cifar100", "plantnet300k", "imagenet", "imagenet_lt", "folder", "embeddings"]
 
 

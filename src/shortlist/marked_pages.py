@@ -19,7 +19,7 @@ class MarkedPage:
         if not path.is_file():
             raise ShortlistError(f"there is no file {path}")
         self.path, self._begin = path, begin_mark(command)
-        self._before, begin, rest = path.read_text().partition(self._begin)
+        self._before, begin, rest = path.read_text(encoding="utf-8").partition(self._begin)
         _, end, self._after = rest.partition(END)
         if not begin or not end:
             raise ShortlistError(f"{path} must hold the lines\n{self._begin}\n{END}")

@@ -24,6 +24,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from importlib import metadata
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -147,6 +148,11 @@ class RunFolder:
                 with suppress(ValueError):
                     lines.append(json.loads(line))
         return lines
+
+    def epoch_seconds(self) -> list[float]:
+        """Training time of each epoch but the first, in which compilers and allocators settle."""
+        until = [line["train_seconds"] for line in self.metrics()]
+        return [after - before for before, after in pairwise(until)]
 
     def restart_metrics(self, first_epoch: int) -> None:
         """Forget epochs that will be run again."""

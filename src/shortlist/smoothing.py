@@ -188,7 +188,7 @@ def _found_densely(
 ) -> tuple[Tensor, Tensor]:
     """By drawing all of the noise."""
     positions, noise_there = [], []
-    # A compiled graph fuses the noise into its use; a step that depends on the shape would compile anew for each.
+    # A step that depends on the shape would make the compiler start anew for each; so a graph holds all draws at once.
     compiling = torch.compiler.is_compiling()
     step = n_samples if compiling else max(1, _PERTURBED_AT_ONCE // max(1, x_RL.numel()))
     for start in range(0, n_samples, step):

@@ -86,13 +86,20 @@ def train(config: RunConfig, *, folder: Path | None = None, resume: bool = False
         ShortlistError: Bad data or settings, a folder that is taken, a loss that is not finite, a full disk.
         Interrupted: SIGINT or SIGTERM came; a checkpoint was written, or no step was left and the run has finished.
     """
-    fabric = make_fabric(config)
     run = RunFolder(folder or default_folder(config))
-    trainer = Trainer(config, fabric, run, quiet=quiet)  # before the folder is made: bad data should leave none
-    with run.claim(config, resume=resume) if fabric.is_global_zero else nullcontext():
-        fabric.barrier()
+    return finish(Trainer(config, make_fabric(config), run, quiet=quiet), resume=resume)
+
+
+def finish(
+    trainer: "Trainer", *, resume: bool, while_fitting: AbstractContextManager[object] | None = None
+) -> RunFolder:
+    """Have the trainer's run done from its claim to its result: ``train`` with a trainer of one's own making."""
+    run = trainer.folder  # made only now: bad data leaves none
+    with run.claim(trainer.config, resume=resume) if trainer.writes else nullcontext():
+        trainer.fabric.barrier()
         trainer.read_test_images()
-        trainer.fit()
+        with while_fitting or nullcontext():
+            trainer.fit()
         trainer.test()
     if trainer.stop_asked:
         raise Interrupted(f"stopped; {run.path} has finished")

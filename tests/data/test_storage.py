@@ -28,7 +28,6 @@ def test_tilde_is_the_home_folder(monkeypatch: pytest.MonkeyPatch) -> None:
         ("linux", "XDG_CACHE_HOME", "/caches", "/caches/shortlist"),
         ("linux", "XDG_CACHE_HOME", "", "/home/somebody/.cache/shortlist"),
         ("darwin", "XDG_CACHE_HOME", "/ignored", "/home/somebody/Library/Caches/shortlist"),
-        ("win32", "LOCALAPPDATA", "/local", "/local/shortlist"),
     ],
 )
 def test_each_system_has_its_cache_folder(

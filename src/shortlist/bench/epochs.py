@@ -3,7 +3,6 @@
 import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
-from itertools import pairwise
 from pathlib import Path
 
 import safetensors.torch
@@ -16,7 +15,6 @@ from shortlist.bench.measurements import Case, Measurement
 from shortlist.bench.timing import Timing
 from shortlist.config import LossConfig, RunConfig
 from shortlist.data.catalogue import check
-from shortlist.runs import RunFolder
 from shortlist.training import train
 
 SUITE = "epoch"
@@ -46,16 +44,10 @@ def measure(bench: Bench) -> Iterator[Measurement]:
             yield _measured(bench, entry, _cifar100(loss))
 
 
-def epoch_seconds(run: RunFolder) -> list[float]:
-    """Training time of each epoch but the first, in which compilers and allocators settle."""
-    until = [line["train_seconds"] for line in run.metrics()]
-    return [after - before for before, after in pairwise(until)]
-
-
 def _measured(bench: Bench, entry: str, config: RunConfig) -> Measurement:
     with tempfile.TemporaryDirectory() as folder:
         run = train(config, folder=Path(folder, "run"), quiet=True)
-        times = Timing.of(epoch_seconds(run))
+        times = Timing.of(run.epoch_seconds())
         num_classes = len(run.read_json("classes.json")["names"])
     loss = config.loss
     noised = loss.name == "noised_topk_hinge"

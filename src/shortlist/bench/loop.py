@@ -18,7 +18,6 @@ from torchvision.transforms import v2
 
 from shortlist import recipes
 from shortlist.bench.contenders import Bench
-from shortlist.bench.epochs import epoch_seconds
 from shortlist.bench.measurements import Case, Measurement
 from shortlist.bench.timing import Timing, wait
 from shortlist.config import RunConfig
@@ -74,7 +73,7 @@ def _short(config: RunConfig) -> RunConfig:
 
 def _our_epochs(config: RunConfig) -> list[float]:
     with tempfile.TemporaryDirectory() as folder:
-        return epoch_seconds(train(config, folder=Path(folder, "run"), quiet=True))
+        return train(config, folder=Path(folder, "run"), quiet=True).epoch_seconds()
 
 
 class _PlainDataset(Dataset[tuple[Tensor, int]]):

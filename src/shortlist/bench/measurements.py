@@ -96,7 +96,7 @@ def read_measurements(paths: Iterable[Path]) -> list[Measurement]:
     found = []
     for path in paths:
         try:
-            rows = csv.DictReader(path.read_text().splitlines())
+            rows = csv.DictReader(path.read_text(encoding="utf-8").splitlines())
         except OSError as wrong:
             raise ShortlistError(f"cannot read {path}: {wrong.strerror}") from None
         if tuple(rows.fieldnames or ()) != COLUMNS:

@@ -19,9 +19,7 @@ def data_root(config: DataConfig) -> Path:
 
 def user_cache() -> Path:
     """Where this operating system wants files that can be made again."""
-    if sys.platform == "win32":
-        base = os.environ.get("LOCALAPPDATA", "") or "~/AppData/Local"
-    elif sys.platform == "darwin":
+    if sys.platform == "darwin":
         base = "~/Library/Caches"
     else:
         base = os.environ.get("XDG_CACHE_HOME", "") or "~/.cache"

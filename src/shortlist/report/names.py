@@ -4,7 +4,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
-from shortlist.config import LossConfig, LossName, RunConfig, to_dict
+from shortlist.config import SETTINGS_OF, LossConfig, LossName, RunConfig, to_dict
 
 LOSS_NAMES: dict[LossName, str] = {
     "cross_entropy": "Cross-entropy",
@@ -28,21 +28,6 @@ _SYMBOLS = {
     "max_margin": "margin",
     "scale": "scale",
 }
-_NOISE = ("k", "epsilon", "n_samples")
-_MARGIN = ("max_margin", "scale")
-_SETTINGS_OF: dict[LossName, tuple[str, ...]] = {
-    "cross_entropy": (),
-    "focal": ("gamma",),
-    "ldam": _MARGIN,
-    "logit_adjusted": ("tau",),
-    "balanced_softmax": (),
-    "topk_hinge": ("k",),
-    "convex_topk_hinge": ("k",),
-    "calibrated_topk_hinge": ("k",),
-    "smooth_topk_hinge": ("k", "tau"),
-    "noised_topk_hinge": _NOISE,
-    "imbalanced_noised_topk_hinge": _NOISE + _MARGIN,
-}
 
 
 def loss_settings(loss: LossConfig) -> str:
@@ -52,7 +37,7 @@ def loss_settings(loss: LossConfig) -> str:
         >>> loss_settings(LossConfig(name="noised_topk_hinge", k=5, epsilon=0.2, n_samples=10))
         'K = 5, ε = 0.2, B = 10'
     """
-    return ", ".join(f"{_SYMBOLS[name]} = {getattr(loss, name):g}" for name in _SETTINGS_OF[loss.name])
+    return ", ".join(f"{_SYMBOLS[name]} = {getattr(loss, name):g}" for name in SETTINGS_OF[loss.name])
 
 
 def settings(config: RunConfig) -> dict[str, Any]:

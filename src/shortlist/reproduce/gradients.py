@@ -1,5 +1,7 @@
 """Training that counts the non-zero coordinates of the gradient of the loss in the scores."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -8,7 +10,7 @@ from torch import Tensor, nn
 from shortlist.config import RunConfig
 from shortlist.errors import ShortlistError
 from shortlist.runs import RunFolder
-from shortlist.training import Interrupted, Trainer, make_fabric
+from shortlist.training import Interrupted, Trainer, finish, make_fabric
 
 COUNTS = "gradients.json"
 """In the run folder: how many coordinates were not zero, and of how many images."""
@@ -48,25 +50,24 @@ def train_and_count(config: RunConfig, *, folder: Path, resume: bool, quiet: boo
     run = RunFolder(folder)
     trainer = Trainer(config, make_fabric(config), run, quiet=quiet)
     criterion = trainer.criterion = CountingLoss(trainer.criterion).to(trainer.fabric.device)
-    with run.claim(config, resume=resume):
-        if (folder / COUNTS).exists():  # a run that was stopped goes on counting
-            before = run.read_json(COUNTS)
-            criterion.nonzero += before["nonzero"]
-            criterion.images = before["images"]
-        try:
-            trainer.fit()
-        except Interrupted:
-            _write_counts(criterion, run)
-            raise
-        _write_counts(criterion, run)
-        trainer.test()
-    if trainer.stop_asked:
-        raise Interrupted(f"stopped; {run.path} has finished")
-    return run
+    return finish(trainer, resume=resume, while_fitting=_counts_kept(criterion, run))
 
 
-def _write_counts(criterion: CountingLoss, run: RunFolder) -> None:
+@contextmanager
+def _counts_kept(criterion: CountingLoss, run: RunFolder) -> Iterator[None]:
+    """In the run folder, beside the checkpoints: a run that was stopped goes on counting."""
+    if (run.path / COUNTS).exists():
+        before = run.read_json(COUNTS)
+        criterion.nonzero += before["nonzero"]
+        criterion.images = before["images"]
+    stopped = None
+    try:
+        yield
+    except Interrupted as interrupted:
+        stopped = interrupted
     run.write_json(COUNTS, {"nonzero": int(criterion.nonzero), "images": criterion.images})
+    if stopped:
+        raise stopped
 
 
 def nonzero_gradients(run: RunFolder) -> float:

@@ -29,6 +29,6 @@ def published() -> dict[tuple[str, str, str, str], Published]:
         >>> published()["table:cifar100-top5-acc", "0.4", "noised", "test_micro"].value
         '87.8'
     """
-    with _FILE.open(newline="") as file:
+    with _FILE.open(newline="", encoding="utf-8") as file:
         numbers = [Published(**row) for row in csv.DictReader(file)]
     return {(each.source, each.row, each.column, each.metric): each for each in numbers}

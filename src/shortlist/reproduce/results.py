@@ -15,7 +15,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from shortlist.bench.epochs import epoch_seconds
 from shortlist.config import RunConfig, from_dict, to_dict
 from shortlist.errors import ShortlistError
 from shortlist.reproduce import Scale
@@ -79,7 +78,7 @@ def runs_of(config: RunConfig, runs_root: Path) -> Iterator[RunFolder]:
 def measured(run: RunFolder, metric: str, k: int) -> float | None:
     """The number that a metric of an experiment means for this run; None for a mean over no class."""
     if metric == EPOCH_SECONDS:
-        return statistics.median(epoch_seconds(run))
+        return statistics.median(run.epoch_seconds())
     if metric == NONZERO_GRADIENTS:
         return nonzero_gradients(run)
     split, _, average = metric.partition("_")
@@ -180,7 +179,7 @@ def config_file(folder: Path, result: Result) -> Path:
 def _with_key_of_today(result: Result, folder: Path) -> Result:
     """A setting that a later version adds changes the key, and with its default nothing else."""
     try:
-        config = from_dict(json.loads(config_file(folder, result).read_text()))
+        config = from_dict(json.loads(config_file(folder, result).read_text(encoding="utf-8")))
     except (OSError, ValueError):  # not kept, or of a version that had other settings
         return result
     return dataclasses.replace(result, config=config.key())

@@ -3,8 +3,8 @@
 from collections.abc import Callable
 from pathlib import Path
 
+from shortlist.reproduce import Scale
 from shortlist.reproduce.figures import gradient_sparsity, impact_of_b, impact_of_epsilon, level_sets
-from shortlist.reproduce.figures.scale import Scale
 
 __all__ = ["FIGURES", "Scale"]
 

@@ -15,8 +15,8 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from shortlist.functional import noised_topk_hinge
+from shortlist.reproduce import Scale
 from shortlist.reproduce.figures.numbers import Columns
-from shortlist.reproduce.figures.scale import Scale
 from shortlist.reproduce.figures.style import QUIET, SERIES, headline, publish
 
 K = 5

@@ -1,10 +1,6 @@
 """How much work a figure is worth: the same code draws all three."""
 
 from dataclasses import dataclass
-from typing import Literal
-
-Scale = Literal["smoke", "short", "paper"]
-"""``smoke`` shows in a second that all works, ``short`` what will come out, ``paper`` what to print."""
 
 
 @dataclass(frozen=True)
