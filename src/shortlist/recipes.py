@@ -139,111 +139,121 @@ def _pretrained_resnet50(data: DataName, loss: LossConfig) -> RunConfig:
     )
 
 
-def _with_rate(config: RunConfig, lr: float) -> RunConfig:
-    return replace(config, optim=replace(config.optim, lr=lr))
-
-
 def _head(loss: LossName) -> Literal["linear", "cosine"]:
     """In the paper the losses with margins, and they alone, score by cosines."""
     return "cosine" if loss in ("ldam", "imbalanced_noised_topk_hinge") else "linear"
 
 
-def _register() -> None:
-    noised = partial(LossConfig, name="noised_topk_hinge")
-    imbalanced = partial(LossConfig, name="imbalanced_noised_topk_hinge", n_samples=5)
-    smooth = partial(LossConfig, name="smooth_topk_hinge")
-    cross_entropy = partial(LossConfig, name="cross_entropy")
-    focal = partial(LossConfig, name="focal")
-    ldam = partial(LossConfig, name="ldam")
+_noised = partial(LossConfig, name="noised_topk_hinge")
+_imbalanced = partial(LossConfig, name="imbalanced_noised_topk_hinge", n_samples=5)
+_smooth = partial(LossConfig, name="smooth_topk_hinge")
+_cross_entropy = partial(LossConfig, name="cross_entropy")
+_focal = partial(LossConfig, name="focal")
+_ldam = partial(LossConfig, name="ldam")
+_logit_adjusted = partial(LossConfig, name="logit_adjusted")
+_balanced_softmax = partial(LossConfig, name="balanced_softmax")
 
-    for name, loss, lr in (
-        ("cross_entropy", cross_entropy(k=5), 0.1),
-        ("ldam", ldam(k=5, max_margin=0.1, scale=30), 0.1),
-        ("smooth", smooth(k=5, tau=1.0), 0.5),
-        ("imbalanced", imbalanced(k=5, epsilon=0.05, max_margin=0.1, scale=50), 0.05),
-    ):
-        text = f"The demo's {name.replace('_', '-')} row: look-alike characters, long-tailed."
-        _add(f"demo_{name}", text, partial(glyphs, loss, epochs=8, lr=lr))
+
+def _register_for_everybody() -> None:
     _add("smoke", "The smallest run: a few seconds, to see that everything works.", smoke)
     _add("folder", "Your own images in one folder a class; pass --data.root.", folder)
     _add("embeddings", "A file of embeddings with labels (.npz or .safetensors); pass --data.root.", embeddings)
+    for name, loss, lr in (
+        ("cross_entropy", _cross_entropy(k=5), 0.1),
+        ("ldam", _ldam(k=5, max_margin=0.1, scale=30), 0.1),
+        ("smooth", _smooth(k=5, tau=1.0), 0.5),
+        ("imbalanced", _imbalanced(k=5, epsilon=0.05, max_margin=0.1, scale=50), 0.05),
+    ):
+        text = f"The demo's {name.replace('_', '-')} row: look-alike characters, long-tailed."
+        _add(f"demo_{name}", text, partial(glyphs, loss, epochs=8, lr=lr))
 
+
+def _register_cifar100() -> None:
     for epsilon in (0.0, 1e-4, 1e-3, 1e-2, 1e-1, 1.0, 10.0, 100.0):
-        loss = noised(k=5, epsilon=epsilon, n_samples=10)
+        loss = _noised(k=5, epsilon=epsilon, n_samples=10)
         _add(f"cifar100_table2_epsilon_{epsilon:g}", f"Table 2, epsilon = {epsilon:g}.", partial(cifar100, loss))
-    for draws in (1, 2, 3, 5, 10, 50, 100):
-        loss = noised(k=5, epsilon=0.2, n_samples=draws)
+    for draws in (1, 2, 3, 5, 50, 100):  # with 10 it is table 4's, without label noise
+        loss = _noised(k=5, epsilon=0.2, n_samples=draws)
         _add(f"cifar100_table3_samples_{draws}", f"Table 3, B = {draws}.", partial(cifar100, loss))
     for name, loss in {
-        "cross_entropy": cross_entropy(k=5),
-        "smooth": smooth(k=5, tau=1.0),
-        "noised": noised(k=5, epsilon=0.2, n_samples=10),
+        "cross_entropy": _cross_entropy(k=5),
+        "smooth": _smooth(k=5, tau=1.0),
+        "noised": _noised(k=5, epsilon=0.2, n_samples=10),
     }.items():
         for p in (0.0, 0.1, 0.2, 0.3, 0.4):
             text = f"Table 4 (top-5) and table 7 (top-1), {name.replace('_', '-')}, label noise p = {p}."
             _add(f"cifar100_table4_{name}_p{round(100 * p):02d}", text, partial(cifar100, loss, label_noise=p))
-    for p in (0.0, 0.4):
-        text = (
-            f"Ablation: table 4's smoothed hinge, p = {p}, at K times the rate, for its gradient is 1/K of the others'."
-        )
-        faster = partial(_with_rate, cifar100(smooth(k=5, tau=1.0), label_noise=p), 0.5)
-        _add(f"cifar100_rate_smooth_p{round(100 * p):02d}", text, faster)
-    # Without margins LDAM is the cross-entropy of scaled cosines.
-    text = "Ablation: table 5's cross-entropy, K = 5, with the cosine layer and scale that the margin losses have."
-    _add("plantnet_cosine_cross_entropy_k5", text, partial(plantnet, ldam(k=5, max_margin=0.0, scale=40)))
-    for k in (1, 3, 5, 10):
-        six_losses = {
-            "cross_entropy": cross_entropy(k=k),
-            "smooth": smooth(k=k, tau=0.1),
-            "noised": noised(k=k, epsilon=1.0, n_samples=5),
-            "focal": focal(k=k, gamma=2.0),
-            "ldam": ldam(k=k, max_margin=0.2, scale=40),
-            "imbalanced": imbalanced(k=k, epsilon=0.01, max_margin=0.2, scale=60),
-        }
-        for name, loss in six_losses.items():
-            table, where = (
-                ("table8", "Table 8 (micro)") if k == 10 else ("table5", "Table 5 (macro) and table 8 (micro)")
-            )
-            text = f"{where}, {name.replace('_', '-')}, K = {k}."
-            _add(f"plantnet_{table}_{name}_k{k}", text, partial(plantnet, loss))
-        if k == 10:  # in this one table of the paper alone
-            continue
+
+
+def _register_cifar100_lt() -> None:
+    for k in (1, 3, 5):
         for name, loss in {
-            "cross_entropy": cross_entropy(k=k),
-            "smooth": smooth(k=k, tau=1.0),
-            "noised": noised(k=k, epsilon=1.0, n_samples=5),
-            "focal": focal(k=k, gamma=0.5),
-            "ldam": ldam(k=k, max_margin=0.2, scale=30),
-            "imbalanced": imbalanced(k=k, epsilon=0.05, max_margin=0.2, scale=30),
-            "cosine_cross_entropy": ldam(k=k, max_margin=0.0, scale=30),
-            "logit_adjusted": LossConfig(name="logit_adjusted", k=k, tau=1.0),
-            "balanced_softmax": LossConfig(name="balanced_softmax", k=k),
+            "cross_entropy": _cross_entropy(k=k),
+            "smooth": _smooth(k=k, tau=1.0),
+            "noised": _noised(k=k, epsilon=1.0, n_samples=5),
+            "focal": _focal(k=k, gamma=0.5),
+            "ldam": _ldam(k=k, max_margin=0.2, scale=30),
+            "imbalanced": _imbalanced(k=k, epsilon=0.05, max_margin=0.2, scale=30),
+            "cosine_cross_entropy": _cosine_cross_entropy(k=k, scale=30),
+            "logit_adjusted": _logit_adjusted(k=k, tau=1.0),
+            "balanced_softmax": _balanced_softmax(k=k),
         }.items():
             text = f"CIFAR-100-LT, imbalance 100, {name.replace('_', '-')}, K = {k}."
             _add(f"cifar100_lt_{name}_k{k}", text, partial(cifar100_lt, loss))
+
+
+def _register_plantnet() -> None:
+    for k in (1, 3, 5, 10):
+        table, where = ("table8", "Table 8 (micro)") if k == 10 else ("table5", "Table 5 (macro) and table 8 (micro)")
         for name, loss in {
-            "cross_entropy": cross_entropy(k=k),
-            "smooth": smooth(k=k, tau=0.1),
-            "focal": focal(k=k, gamma=1.0),
-            "ldam": ldam(k=k, max_margin=0.4, scale=30),
-            "imbalanced": imbalanced(k=k, epsilon=0.1, max_margin=0.4, scale=50),
+            "cross_entropy": _cross_entropy(k=k),
+            "smooth": _smooth(k=k, tau=0.1),
+            "noised": _noised(k=k, epsilon=1.0, n_samples=5),
+            "focal": _focal(k=k, gamma=2.0),
+            "ldam": _ldam(k=k, max_margin=0.2, scale=40),
+            "imbalanced": _imbalanced(k=k, epsilon=0.01, max_margin=0.2, scale=60),
+        }.items():
+            _add(
+                f"plantnet_{table}_{name}_k{k}", f"{where}, {name.replace('_', '-')}, K = {k}.", partial(plantnet, loss)
+            )
+    text = "Ablation: table 5's cross-entropy, K = 5, with the cosine layer and scale that the margin losses have."
+    _add("plantnet_cosine_cross_entropy_k5", text, partial(plantnet, _cosine_cross_entropy(k=5, scale=40)))
+    for k in (1, 3, 5):
+        for name, what, loss in (
+            ("logit_adjusted", "logit adjustment (tau is to be tuned)", _logit_adjusted(k=k)),
+            ("balanced_softmax", "balanced softmax", _balanced_softmax(k=k)),
+        ):
+            _add(f"plantnet_{name}_k{k}", f"Beyond table 5: {what}, K = {k}.", partial(plantnet, loss))
+
+
+def _register_imagenet() -> None:
+    for k in (1, 3, 5):
+        for name, loss in {
+            "cross_entropy": _cross_entropy(k=k),
+            "smooth": _smooth(k=k, tau=0.1),
+            "focal": _focal(k=k, gamma=1.0),
+            "ldam": _ldam(k=k, max_margin=0.4, scale=30),
+            "imbalanced": _imbalanced(k=k, epsilon=0.1, max_margin=0.4, scale=50),
         }.items():
             text = f"Table 6, {name.replace('_', '-')}, K = {k}."
             _add(f"imagenet_lt_table6_{name}_k{k}", text, partial(imagenet_lt, loss))
-    for k in (1, 3, 5):
-        for name, what, loss in (
-            ("logit_adjusted", "logit adjustment (tau is to be tuned)", LossConfig(name="logit_adjusted", k=k)),
-            ("balanced_softmax", "balanced softmax", LossConfig(name="balanced_softmax", k=k)),
-        ):
-            _add(f"plantnet_{name}_k{k}", f"Beyond table 5: {what}, K = {k}.", partial(plantnet, loss))
     for k in (1, 5):
         for name, loss, lr, weight_decay in (
-            ("cross_entropy", cross_entropy(k=k), 0.1, 1e-4),
-            ("smooth", smooth(k=k, tau=0.1), 1.0, 2.5e-5),
-            ("noised", noised(k=k, epsilon=0.5, n_samples=10), 0.1, 1.5e-4),
+            ("cross_entropy", _cross_entropy(k=k), 0.1, 1e-4),
+            ("smooth", _smooth(k=k, tau=0.1), 1.0, 2.5e-5),
+            ("noised", _noised(k=k, epsilon=0.5, n_samples=10), 0.1, 1.5e-4),
         ):
             text = f"Table 9, {name.replace('_', '-')}, K = {k}."
             _add(f"imagenet_table9_{name}_k{k}", text, partial(imagenet, loss, lr=lr, weight_decay=weight_decay))
 
 
-_register()
+def _cosine_cross_entropy(k: int, scale: float) -> LossConfig:
+    """LDAM without margins: cross-entropy with the layer and the scale that the margin losses have."""
+    return _ldam(k=k, max_margin=0.0, scale=scale)
+
+
+_register_for_everybody()
+_register_cifar100()
+_register_cifar100_lt()
+_register_plantnet()
+_register_imagenet()
