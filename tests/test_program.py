@@ -86,6 +86,7 @@ def test_a_run_in_mixed_precision_scores_as_it_was_tested(images: Path, tmp_path
     settings = ["--train.precision", "bf16-mixed", "--train.device", "cpu", "--train.epochs", "1"]
     done = shortlist("train", "folder", *small_settings(images, tmp_path), *settings)
     assert done.returncode == 0, done.stderr
+    assert "AMP" not in done.stderr
     run = RunFolder(tmp_path)
     tested = safetensors.torch.load_file(tmp_path / "test_predictions.safetensors")["scores"]
     torch.testing.assert_close(evaluate_run(run, device="cpu")[0].scores, tested, rtol=0, atol=0)

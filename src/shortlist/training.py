@@ -5,6 +5,7 @@ the seed, the epoch and the step. So a run that was killed and resumed ends with
 to the last bit, on a GPU as far as its kernels, which cuDNN may choose anew, repeat themselves.
 """
 
+import logging
 import math
 import os
 import signal
@@ -495,6 +496,7 @@ def _optimizer(config: OptimConfig, model: nn.Module, *, fused: bool) -> Optimiz
 
 def make_fabric(config: RunConfig) -> lightning_fabric.Fabric:
     """One device, or those that torchrun's variables speak of."""
+    logging.getLogger("lightning_fabric").setLevel(logging.WARNING)  # it speaks to programmers, and quiet is quiet
     world_size = int(os.environ.get("WORLD_SIZE", "1"))
     local_size = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     try:
