@@ -41,8 +41,6 @@ class ScoredBatch:
         elif ignore_index >= 0:
             raise ShortlistError(f"ignore_index must be negative where target holds probabilities, got {ignore_index}")
         self.scores_RC = self.pick(self.scores_RL)  # the candidates' own
-        # A constant to measure scores from: large ones lose digits to whatever is added to them.
-        self.best_R1 = self.scores_RL.detach().amax(-1, keepdim=True)
 
     def pick(self, values_RL: Tensor) -> Tensor:
         """Of values for every class, those of the candidates."""
@@ -51,6 +49,14 @@ class ScoredBatch:
     def pick_per_class(self, values_L: Tensor) -> Tensor:
         """Of values that depend on the class alone, those of the candidates."""
         return self.pick(values_L.expand_as(self.scores_RL))
+
+    def level(self, k: int) -> Tensor:
+        """``(R, 1)`` k-th largest scores, as constants to measure from.
+
+        Large scores lose digits to whatever is added to them. Measured from here, those that compete for the K places
+        keep theirs, even beside others that are larger by far.
+        """
+        return self.scores_RL.detach().topk(k).values[..., -1:]
 
     def without_candidate(self) -> Tensor | None:
         """Scores with the label's at -inf; None where every class is a candidate."""
@@ -67,7 +73,8 @@ class ScoredBatch:
         """Weigh, average over candidates, reduce over rows; a row with a NaN or infinite score cannot end up finite."""
         # Arithmetic on a few chosen classes would overlook what is wrong with others. A NaN is both the largest and the
         # smallest score, an infinity is one of them, and 0 times either is NaN.
-        loss_RC = loss_RC + 0 * self.best_R1 + 0 * self.scores_RL.detach().amin(-1, keepdim=True)
+        scores_RL = self.scores_RL.detach()
+        loss_RC = loss_RC + 0 * scores_RL.amax(-1, keepdim=True) + 0 * scores_RL.amin(-1, keepdim=True)
         loss_R, share_R = self._weighted(loss_RC)
         return reduce_rows(loss_R, share_R, self._reduction).to(self._result_dtype)
 

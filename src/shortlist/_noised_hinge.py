@@ -79,14 +79,13 @@ def _smooth_lead_of_rival(
     draws = 1 if exact else int(n_samples) if noise is None else noise.shape[-1]
     noise = batch.last_dim_classes(noise)
     if exact or epsilon == 0 or batch.index_R is None:
-        from_best_RL = batch.scores_RL - batch.best_R1
+        level_R1 = batch.level(k + 1)
+        above_RL = batch.scores_RL - level_R1
         if exact:
-            rival_R = exact_topk(from_best_RL, k + 1, epsilon=epsilon)
+            rival_R = exact_topk(above_RL, k + 1, epsilon=epsilon)
         else:
-            rival_R = smooth_topk(
-                from_best_RL, k + 1, epsilon=epsilon, n_samples=draws, noise=noise, generator=generator
-            )
-        return rival_R.unsqueeze(-1) - (batch.scores_RC - batch.best_R1)
+            rival_R = smooth_topk(above_RL, k + 1, epsilon=epsilon, n_samples=draws, noise=noise, generator=generator)
+        return rival_R.unsqueeze(-1) - (batch.scores_RC - level_R1)
     noise_BRL = None if noise is None else noise.movedim(-1, 0).to(batch.scores_RL.dtype)
     places_RB1, shift_RB1 = find_places(
         batch.scores_RL.detach(), k + 1, slice(k, k + 1), epsilon, draws, noise_BRL, generator

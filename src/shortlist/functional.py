@@ -198,12 +198,12 @@ def smooth_topk_hinge(
         from shortlist.kernels.smooth_hinge import log_odds_against
 
         return batch.reduce(tau * _softplus(log_odds_against(scores, batch.index_R, k, tau).unsqueeze(-1)))
-    others_RL = batch.without_candidate()
+    others_RL, level_R1 = batch.without_candidate(), batch.level(k)
     if others_RL is None:
-        log_ratio_RC = log_subset_ratio_without_each((batch.scores_RL - batch.best_R1) / (k * tau), k)
+        log_ratio_RC = log_subset_ratio_without_each((batch.scores_RL - level_R1) / (k * tau), k)
     else:
-        log_ratio_RC = log_subset_ratio((others_RL - batch.best_R1) / (k * tau), k)
-    own_RC = (batch.scores_RC - batch.best_R1) / (k * tau)
+        log_ratio_RC = log_subset_ratio((others_RL - level_R1) / (k * tau), k)
+    own_RC = (batch.scores_RC - level_R1) / (k * tau)
     return batch.reduce(tau * _softplus(1 / tau + log_ratio_RC - own_RC))
 
 
@@ -303,7 +303,7 @@ def logit_adjusted(
     log_counts_L = checked_class_counts(class_counts, batch.num_classes).to(batch.scores_RL).log()
     # Counts that could not be read were not checked: a bad one, even of a class that is not at hand, gives NaN.
     adjustment_L = tau * log_counts_L + (0 * log_counts_L).sum()
-    adjusted_RL = batch.scores_RL - batch.best_R1 + adjustment_L
+    adjusted_RL = batch.scores_RL - batch.level(1) + adjustment_L
     return batch.reduce(_softplus(_log_odds_against(batch, adjusted_RL)))
 
 
@@ -397,7 +397,8 @@ def _leads_of_others(batch: ScoredBatch, k: int) -> tuple[Tensor, Tensor]:
     """Of the others' scores, less the candidate's own: ``(R, C)`` sum of the K - 1 largest, and the K-th largest."""
     positions_RK = batch.scores_RL.detach().topk(k + 1).indices
     top_RK = batch.scores_RL.gather(-1, positions_RK)
-    top_RK, own_RC = top_RK - batch.best_R1, batch.scores_RC - batch.best_R1
+    level_R1 = top_RK[..., k - 1 : k].detach()  # as ``ScoredBatch.level``
+    top_RK, own_RC = top_RK - level_R1, batch.scores_RC - level_R1
     kth_R1, next_R1 = top_RK[..., k - 1 : k], top_RK[..., k : k + 1]
     nowhere_RL = torch.zeros_like(batch.scores_RL, dtype=torch.bool)
     inside_RC = batch.pick(nowhere_RL.scatter(-1, positions_RK[..., :k], True))
