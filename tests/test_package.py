@@ -121,6 +121,13 @@ print("shortlist" in added, sorted(loaded & set("{heavy}".split())), "triton" in
     assert run_python(code).split("\n") == ["True [] False", ""]
 
 
+@pytest.mark.parametrize("module", ["cli", "report.page", "runs", "search_space", "reproduce.registry"])
+def test_what_takes_seconds_to_import_is_left_to_those_who_need_it(module: str) -> None:
+    heavy = {"torchmetrics", "torchvision", "lightning_fabric", "timm", "matplotlib", "optuna", "tensorboard"}
+    code = f"import sys, shortlist.{module}; print(*sorted({heavy} & set(sys.modules)))"
+    assert run_python(code) == "\n"
+
+
 def test_without_torchmetrics_only_the_metrics_are_missing() -> None:
     code = """
 import sys

@@ -23,13 +23,13 @@ from hypothesis import strategies as st
 from shortlist.config import DataConfig, LossConfig, OptimConfig, RunConfig, TrainConfig
 from shortlist.errors import ShortlistError
 from shortlist.pictures import example_images
-from shortlist.report import write_report
 from shortlist.report.accuracy import macro_by_k, macro_in_bin, micro_by_k, size_bins
 from shortlist.report.charts import key
 from shortlist.report.confusions import most_confused
 from shortlist.report.gather import Comparison, gather
 from shortlist.report.markup import element
 from shortlist.report.names import LOSS_NAMES, short_labels
+from shortlist.report.page import write_report
 from shortlist.report.scales import count_axis, number_axis, percent_axis, size_axis
 from shortlist.runs import RunFolder
 from tests.run_folders import World, make_run, small_world

@@ -86,11 +86,13 @@ def evaluate(arguments: list[str]) -> None:
     """Evaluate a run on any split and K: shortlist evaluate RUN"""
     parsed = _parse(_EvaluateArguments, arguments, "evaluate")
 
-    from shortlist.evaluation import evaluate_run
     from shortlist.runs import RunFolder
     from shortlist.whole_files import write_file
 
-    run = RunFolder.existing(parsed.run)
+    run = RunFolder.existing(parsed.run)  # before what takes seconds to import
+
+    from shortlist.evaluation import evaluate_run
+
     result, problem = evaluate_run(run, split=parsed.split, ks=parsed.ks, root=parsed.root, device=parsed.device)
     print(json.dumps(result.metrics, indent=1))
     if parsed.csv is not None:
@@ -151,7 +153,7 @@ def report(arguments: list[str]) -> None:
     """One HTML page that compares runs: shortlist report RUN..."""
     parsed = _parse(_ReportArguments, arguments, "report")
 
-    from shortlist.report import write_report
+    from shortlist.report.page import write_report
     from shortlist.runs import find_runs
 
     print(write_report(find_runs(list(parsed.runs)), parsed.out))

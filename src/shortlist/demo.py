@@ -6,8 +6,8 @@ from pathlib import Path
 from rich.table import Table
 
 from shortlist import recipes
-from shortlist.report import write_report
 from shortlist.report.names import LOSS_NAMES
+from shortlist.report.page import write_report
 from shortlist.runs import RunFolder
 from shortlist.training import train
 

@@ -8,15 +8,13 @@ from torch import Tensor
 
 from shortlist._batch import check_labels_in_range, with_classes_last
 from shortlist._checks import ClassCounts, check_at_least_one, check_k, checked_class_counts
+from shortlist.class_sizes import FEW_BELOW, MANY_ABOVE
 from shortlist.errors import ShortlistError
 
 try:
     from torchmetrics import Metric
 except ImportError as missing:
     raise ImportError("shortlist.TopKMetrics needs torchmetrics: pip install 'shortlist[metrics]'") from missing
-
-# Classes by training images, as in the paper's tables: few < 20 <= medium <= 100 < many.
-FEW_BELOW, MANY_ABOVE = 20, 100
 
 
 class TopKMetrics(Metric):

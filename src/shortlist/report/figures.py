@@ -6,7 +6,7 @@ Each is None where the runs do not hold what it needs.
 import math
 from collections.abc import Callable, Sequence
 
-from shortlist.metrics import FEW_BELOW, MANY_ABOVE
+from shortlist.class_sizes import FEW_BELOW, MANY_ABOVE
 from shortlist.report.accuracy import SizeBin, macro_by_k, macro_in_bin, micro_by_k, size_bins
 from shortlist.report.charts import Bar, Guide
 from shortlist.report.curves import curves_of, extent, figure, ring_best_epochs, side_by_side

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-from shortlist.metrics import FEW_BELOW, MANY_ABOVE
+from shortlist.class_sizes import FEW_BELOW, MANY_ABOVE
 from shortlist.report.charts import key
 from shortlist.report.formats import ABSENT, counted, percent, seconds
 from shortlist.report.gather import Comparison, Setup
