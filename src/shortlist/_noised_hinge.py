@@ -20,7 +20,7 @@ from shortlist._checks import (
 )
 from shortlist._precision import result_dtype
 from shortlist.exact import exact_topk
-from shortlist.smoothing import find_places, smooth_topk
+from shortlist.smoothing import find_places, smooth_topk, topk_value
 
 
 def noised_hinge(
@@ -75,10 +75,12 @@ def _smooth_lead_of_rival(
     """
     check_k(k, batch.num_classes - 1, batch.num_classes)
     check_noise(noise, scores, generator)
+    if epsilon == 0:
+        return topk_value(batch.scores_RL, k + 1).unsqueeze(-1) - batch.scores_RC
     exact = n_samples == math.inf and noise is None
     draws = 1 if exact else int(n_samples) if noise is None else noise.shape[-1]
     noise = batch.last_dim_classes(noise)
-    if exact or epsilon == 0 or batch.index_R is None:
+    if exact or batch.index_R is None:
         level_R1 = batch.level(k + 1)
         above_RL = batch.scores_RL - level_R1
         if exact:
