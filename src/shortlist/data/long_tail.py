@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from shortlist.data.stratify import shuffled_within_classes
 from shortlist.errors import ShortlistError
 
 
@@ -46,9 +47,6 @@ def long_tailed_subset(
     if not len(labels):
         raise ShortlistError("imbalance needs training images, got none")
     wanted = sizes_from_profile(size_profile(num_classes, imbalance, kind), float(available.max()))
-    shuffled = torch.randperm(len(labels), generator=generator)
-    grouped = shuffled[labels[shuffled].argsort(stable=True)]
-    first = available.cumsum(0) - available
-    place_in_class = torch.arange(len(labels)) - first[labels[grouped]]
+    grouped, place_in_class = shuffled_within_classes(labels, generator)
     kept: Tensor = grouped[place_in_class < wanted[labels[grouped]]].sort().values
     return kept

@@ -32,13 +32,19 @@ def hold_out(
             f"{parts + 1}; too few in {len(short)} of {len(classes)} classes: "
             + some_of([f"{classes[label]} ({int(available[label])})" for label in short])
         )
-    shuffled = torch.randperm(len(labels), generator=generator)
-    grouped = shuffled[labels[shuffled].argsort(stable=True)]
-    place_in_class = torch.arange(len(labels)) - (available.cumsum(0) - available)[labels[grouped]]
+    grouped, place_in_class = shuffled_within_classes(labels, generator)
     # 0 stays for training; the first images of each shuffled class are parts 1, 2, ...
     part = place_in_class.div(taken[labels[grouped]], rounding_mode="floor") + 1
     part[part > parts] = 0
     return [grouped[part == number].sort().values for number in range(parts + 1)]
+
+
+def shuffled_within_classes(labels: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Indices of all images, class after class, at random within each; and the place of each in its class, from 0."""
+    shuffled = torch.randperm(len(labels), generator=generator)
+    grouped = shuffled[labels[shuffled].argsort(stable=True)]
+    sizes = torch.bincount(labels)
+    return grouped, torch.arange(len(labels)) - (sizes.cumsum(0) - sizes)[labels[grouped]]
 
 
 def some_of(names: Sequence[str], at_most: int = 5) -> str:
