@@ -27,6 +27,7 @@ from shortlist.runs import RunFolder
 from shortlist.search_space import PAPER_GRIDS, RANGES, Range, grid_points, search_axes
 from shortlist.training import Interrupted, Trainer
 from shortlist.tuning import Findings, TrialRecord, command_line, tune
+from shortlist.whole_files import locked
 from tests.small_runs import small_config, write_embeddings
 
 EPOCHS = 2
@@ -323,6 +324,21 @@ def test_pruning_ends_what_is_worse_than_the_median(config: RunConfig, epochs_be
     assert found.trials[-1].note == "pruned after epoch 2"
     assert found.ranking[-1].number < 4
     assert len(epochs_begun) == 4 * 4 + 2
+
+
+def test_what_is_listed_is_not_overwritten_by_older_news(config: RunConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    looked = []
+    original = tuning._records
+
+    def nobody_else_writes(*arguments: Any) -> Any:
+        with pytest.raises(BlockingIOError), locked(Path(".trials.csv.lock"), wait=False):
+            pass
+        looked.append(arguments)
+        return original(*arguments)
+
+    monkeypatch.setattr(tuning, "_records", nobody_else_writes)
+    tune(config, csv_path=Path("trials.csv"))
+    assert looked
 
 
 def test_of_trials_that_differ_by_rounding_the_first_is_ahead(config: RunConfig, tmp_path: Path) -> None:

@@ -47,7 +47,7 @@ from shortlist.errors import ShortlistError
 from shortlist.runs import RunFolder, default_folder
 from shortlist.search_space import Axis, Grid, Range, Settings, grid_points, search_axes
 from shortlist.training import DivergedError, Interrupted, Trainer, make_fabric
-from shortlist.whole_files import write_file
+from shortlist.whole_files import locked, write_file
 
 # Names of what a trial notes in the storage beside its parameters.
 _SETTINGS, _WORKER, _HEARD, _NOTE = "settings", "worker", "heard", "note"
@@ -441,7 +441,15 @@ def _settings(trial: FrozenTrial) -> Settings:
 
 
 def _write_findings(study: optuna.Study, config: RunConfig, axes: Mapping[str, Axis], path: Path) -> Findings:
-    records = tuple(
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with locked(path.with_name(f".{path.name}.lock")):  # or what one process knows could be overwritten by older news
+        findings = Findings(config, tuple(axes), _records(study, config, axes), path)
+        write_file(path, findings.csv_text().encode())
+    return findings
+
+
+def _records(study: optuna.Study, config: RunConfig, axes: Mapping[str, Axis]) -> tuple[TrialRecord, ...]:
+    return tuple(
         TrialRecord(
             number=trial.number,
             state=trial.state.name.lower(),
@@ -455,9 +463,6 @@ def _write_findings(study: optuna.Study, config: RunConfig, axes: Mapping[str, A
         for trial in _living(study)
         if len(_settings(trial)) == len(axes)  # another process may be about to give it some
     )
-    findings = Findings(config, tuple(axes), records, path)
-    write_file(path, findings.csv_text().encode())
-    return findings
 
 
 def _host() -> str:
