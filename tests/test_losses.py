@@ -4,6 +4,7 @@ import copy
 import math
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -245,6 +246,15 @@ def test_margins_take_any_kind_of_counts(counts: list[int]) -> None:
     torch.testing.assert_close(
         sl.class_margins(counts, 0.3).double(), torch.tensor([0.3, 0.3 * (3 / 5) ** 0.25]).double()
     )
+
+
+def test_settings_may_be_numbers_of_numpy() -> None:
+    scores, target = draw_scores(4, 6), torch.tensor([0, 5, 2, 3])
+    noise = noise_for(scores)
+    numpys = F.noised_topk_hinge(scores, target, np.int64(2), epsilon=np.float32(0.5), noise=noise)  # type: ignore[arg-type]
+    assert numpys == F.noised_topk_hinge(scores, target, 2, epsilon=0.5, noise=noise)
+    module = sl.ImbalancedNoisedTopKHinge([1, 2, 3, 4, 5, 6], np.int64(2), max_margin=np.float32(0.5))  # type: ignore[arg-type]
+    assert module(scores, target, noise=noise).isfinite()
 
 
 def test_equal_margins_and_unit_scale_are_the_balanced_loss() -> None:

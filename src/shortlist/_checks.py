@@ -7,6 +7,7 @@ Checks of shapes, types and plain numbers always run. Checks of tensor *values* 
 import math
 import operator
 from collections.abc import Sequence
+from numbers import Real
 
 import torch
 from torch import Tensor
@@ -50,12 +51,12 @@ def check_k(k: int, largest: int, num_classes: int) -> None:
 
 # Comparisons in place of math.isfinite: torch.compile follows them with symbolic numbers too.
 def check_not_negative(name: str, value: float) -> None:
-    if not isinstance(value, int | float) or not 0 <= value < math.inf:
+    if not isinstance(value, Real) or not 0 <= value < math.inf:
         raise ShortlistError(f"{name} must be a finite number >= 0, got {value!r}")
 
 
 def check_positive(name: str, value: float) -> None:
-    if not isinstance(value, int | float) or not 0 < value < math.inf:
+    if not isinstance(value, Real) or not 0 < value < math.inf:
         raise ShortlistError(f"{name} must be a finite number > 0, got {value!r}")
 
 

@@ -84,8 +84,9 @@ def noised_hinge(
         None if weight_L is None else weight_L.contiguous(),
         ignore_index,
     )
+    k = int(k)
     seed = new_seed(scores_RL.device, generator, words=_words(scores_RL.shape, k + 1, num_draws))
-    # Whole numbers would be another type to the kernels, and the same key to the launchers.
+    # Numbers of other types would be another kind to the kernels, and the same key to the launchers.
     settings = _Settings(k + 1, float(scale), float(epsilon), num_draws, reduction)
     loss: Tensor = _NoisedHinge.apply(scores_RL, labels, settings, seed)
     return loss

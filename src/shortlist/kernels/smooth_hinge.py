@@ -52,7 +52,7 @@ def log_odds_against(scores_RL: Tensor, label_R: Tensor, k: int, tau: float) -> 
         k: From 1 to L - 1.
         tau: Above 0.
     """
-    log_odds_R: Tensor = _LogOddsAgainst.apply(scores_RL, label_R, k, tau)
+    log_odds_R: Tensor = _LogOddsAgainst.apply(scores_RL, label_R, int(k), float(tau))
     return log_odds_R
 
 
