@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from shortlist.whole_files import written_whole
+from shortlist.errors import ShortlistError
+from shortlist.whole_files import locked, write_file, written_whole
 
 
 def test_a_file_takes_its_name_only_when_it_is_whole(tmp_path: Path) -> None:
@@ -39,3 +40,20 @@ def test_others_may_read_the_file_as_the_umask_says(tmp_path: Path) -> None:
     with written_whole(whole):
         pass
     assert whole.stat().st_mode == plain.stat().st_mode
+
+
+def test_a_lock_is_one_holders_and_makes_its_folder(tmp_path: Path) -> None:
+    path = tmp_path / "new" / ".lock"
+    with locked(path), pytest.raises(BlockingIOError), locked(path, wait=False):
+        pass
+    with locked(path, wait=False):
+        pass
+
+
+def test_what_cannot_be_written_or_locked_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    path = tmp_path / "file" / "below"
+    with pytest.raises(ShortlistError, match=f"cannot write {path}: "):
+        write_file(path, b"")
+    with pytest.raises(ShortlistError, match=f"cannot write {path}: "), locked(path):
+        pass

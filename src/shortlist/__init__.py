@@ -53,9 +53,8 @@ __all__ = [
     "topk_sum",
     "topk_value",
 ]
-if (
-    not TYPE_CHECKING and importlib.util.find_spec("torchmetrics") is None
-):  # ``import *`` and ``help`` ask for all that is named here
+# ``import *`` and ``help`` ask for all that is named there.
+if not TYPE_CHECKING and importlib.util.find_spec("torchmetrics") is None:
     __all__.remove("TopKMetrics")
 
 

@@ -441,7 +441,6 @@ def _settings(trial: FrozenTrial) -> Settings:
 
 
 def _write_findings(study: optuna.Study, config: RunConfig, axes: Mapping[str, Axis], path: Path) -> Findings:
-    path.parent.mkdir(parents=True, exist_ok=True)
     with locked(path.with_name(f".{path.name}.lock")):  # or what one process knows could be overwritten by older news
         findings = Findings(config, tuple(axes), _records(study, config, axes), path)
         write_file(path, findings.csv_text().encode())

@@ -50,11 +50,14 @@ def explained(path: Path) -> Iterator[None]:
 
 @contextmanager
 def locked(path: Path, *, wait: bool = True) -> Iterator[None]:
-    """Hold the lock of a file, which is made if it is not there; it ends with the process at the latest.
+    """Hold the lock of a file, made with its folder if it is not there; the lock ends with the process at the latest.
 
     Raises:
         BlockingIOError: Somebody else has it, and ``wait`` is false.
     """
-    with path.open("w") as file:
+    with explained(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        file = path.open("w")
+    with file:
         fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
         yield

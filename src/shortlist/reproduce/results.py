@@ -151,7 +151,6 @@ def update_results(experiment: Experiment, scale: Scale, runs_root: Path, folder
 
     if not path.exists() and not on_this_disk():
         return []
-    path.parent.mkdir(parents=True, exist_ok=True)
     with locked(path.parent / ".lock"):  # several processes may be at it
         return _updated(path, experiment, on_this_disk(), runs_root)
 
