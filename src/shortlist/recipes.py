@@ -121,7 +121,7 @@ def imagenet_lt(loss: LossConfig) -> RunConfig:
 def imagenet(loss: LossConfig, *, lr: float, weight_decay: float) -> RunConfig:
     """The paper's protocol on ImageNet (appendix D), after Berrada et al. (2018)."""
     return RunConfig(
-        data=DataConfig(name="imagenet", workers=8),
+        data=DataConfig(name="imagenet", val_fraction=0.039, workers=8),  # 50,000 images
         model=ModelConfig(name="resnet18"),
         loss=loss,
         optim=OptimConfig(lr=lr, milestones=(30, 60, 90), weight_decay=weight_decay),

@@ -61,13 +61,14 @@ def _notes(experiment: Experiment, results: Sequence[Result]) -> Iterator[str]:
         yield _CLASS_SIZES
     yield _protocol(experiment)
     if len(experiment.columns) > 1:
-        yield f"Losses, in the first row: {'; '.join(_losses(experiment))}."
+        others = "; the others differ in what their rows name" if len(experiment.rows) > 1 else ""
+        yield f"Recipes of the first row that has them{others}: {'; '.join(_losses(experiment))}."
     if results:
         machines = ", ".join(dict.fromkeys(each.gpu for each in results))
         days = sorted(each.date[:10] for each in results)
         period = " to ".join(dict.fromkeys((days[0], days[-1])))
-        commits = ", ".join(dict.fromkeys(each.commit for each in results))
-        yield f"Run {period} on {machines}, commit {commits}."
+        commits = ", ".join(dict.fromkeys(each.commit for each in results if each.commit))
+        yield f"Run {period} on {machines}{commits and f', commit {commits}'}."
     else:
         yield "Nobody has run it yet."
 
