@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -407,6 +408,8 @@ def test_patterns_may_mean_cells_of_some_tables_only(place: Place, capsys: pytes
     assert [name.partition("/")[0] for name in place.finished()] == ["cifar100_table4_noised_p40"]
     with pytest.raises(sl.ShortlistError, match="--only 7/noised means no cell of imagenet, cifar100-learning-rates"):
         cli.reproduce([*names, "--scale", "smoke", "--only", "0.5/noised", "7/noised", *place.command()])
+    with pytest.raises(sl.ShortlistError, match=r"--only 0\.5 means no cell: figures have none"):
+        cli.reproduce(["level-sets-k2", "--scale", "smoke", "--only", "0.5", *place.command()])
 
 
 # Results
@@ -472,11 +475,47 @@ def test_configurations_of_a_cell_are_not_mixed() -> None:
     assert latest_setups([new, *old, elsewhere]) == [new, elsewhere]  # in whatever order the file has them
 
 
+def timed(folder: Path, ends: Sequence[float], began: Sequence[int]) -> float | None:
+    """What is measured of a run whose epochs ended then, in processes that began at these epochs."""
+    run = RunFolder(folder)
+    for epoch in began:
+        run.note_environment({"epoch": epoch})
+    for epoch, end in enumerate(ends):
+        run.append_metrics({"epoch": epoch, "train_seconds": end})
+    return measured(run, "epoch_seconds", 5)
+
+
 def test_the_time_of_an_epoch_is_the_median_without_the_first(tmp_path: Path) -> None:
-    ends = [100.0, 101.0, 104.0, 204.0]  # after compiling, and with one epoch that something else disturbed
-    lines = [json.dumps({"epoch": epoch, "train_seconds": end}) for epoch, end in enumerate(ends)]
-    (tmp_path / "metrics.jsonl").write_text("".join(f"{line}\n" for line in lines))
-    assert measured(RunFolder(tmp_path), "epoch_seconds", 5) == 3.0
+    # After compiling, and with one epoch that something else disturbed.
+    assert timed(tmp_path, [100.0, 101.0, 104.0, 204.0], began=[0]) == 3.0
+
+
+def test_the_first_epoch_after_an_interruption_is_not_timed(tmp_path: Path) -> None:
+    assert timed(tmp_path, [100.0, 101.0, 201.0, 202.0], began=[0, 2]) == 1.0
+
+
+def test_a_run_that_was_always_interrupted_has_no_time(tmp_path: Path) -> None:
+    with pytest.raises(sl.ShortlistError, match="no epoch is left"):
+        timed(tmp_path, [100.0, 200.0], began=[0, 1])
+
+
+def test_a_run_tells_at_which_epochs_it_was_begun_and_resumed(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    experiment, only = EXPERIMENTS["epoch-time"], ["5/smooth"]
+    with monkeypatch.context() as patch:
+        interrupt_in(patch, step=2)
+        with pytest.raises(Interrupted):
+            place.run(experiment, only=only)
+    (result,), _ = place.run(experiment, only=only)
+    environment = RunFolder(place.runs_root / result.run).read_json("environment.json")
+    assert [environment["epoch"], *(each["epoch"] for each in environment["resumed"])] == [0, 0]
+
+
+def test_runs_are_timed_by_one_process_at_a_time(place: Place) -> None:
+    with locked(place.runs_root / ".timing.lock"):
+        with pytest.raises(sl.ShortlistError, match="another process is timing"):
+            place.run(EXPERIMENTS["epoch-time"], only=["5/smooth"])
+        place.run(SMALL)  # whose results do not depend on what else runs
+    assert place.run(EXPERIMENTS["epoch-time"], only=["5/smooth"])[0]
 
 
 @pytest.mark.parametrize("count", [2, 3, 4, 10, 11, 30])
@@ -542,6 +581,14 @@ def test_a_damaged_line_of_results_is_named(place: Place, damage: str) -> None:
         read_results(path)
 
 
+def test_a_seed_counts_once(tmp_path: Path) -> None:
+    """Files that were joined by hand can have it twice: their mean would pass for one of two seeds."""
+    path = tmp_path / "results.csv"
+    write_results(path, [made_up(85.0), made_up(86.0, seed=1), made_up(85.5, date="2026-01-02T00:00:00+00:00")])
+    with pytest.raises(sl.ShortlistError, match=r"line 4 is damaged: .* the same seed, 0"):
+        read_results(path)
+
+
 @pytest.mark.parametrize("damage", ["{}", "[]", '{"a":'])
 @pytest.mark.parametrize("file", ["final.json", "environment.json"])
 def test_a_damaged_run_is_named_and_does_not_hide_the_others(place: Place, file: str, damage: str) -> None:
@@ -552,6 +599,7 @@ def test_a_damaged_run_is_named_and_does_not_hide_the_others(place: Place, file:
     assert others == [each for each in results if each.run != results[0].run]
     assert len(failures) == 1
     assert f"{results[0].run}/{file}" in failures[0]
+    assert failures[0].endswith("delete the run and train it again")
 
 
 # The document
@@ -591,6 +639,16 @@ def test_the_document_can_be_made_without_results(tmp_path: Path) -> None:
     ours = [line for line in page.splitlines() if "| ours |" in line]
     assert ours
     assert all(not cell.strip() for line in ours for cell in line.split("|")[3:])
+
+
+def test_the_document_of_an_installed_package_names_no_commit(tmp_path: Path) -> None:
+    write_results(tmp_path / "cifar100-top5.csv", [made_up(85.25, commit="")])
+    assert "Run 2026-01-01 on Made-up GPU.\n" in write_reproduction(tmp_path, new_docs(tmp_path / "docs")).read_text()
+
+
+def test_the_document_is_made_as_a_whole() -> None:
+    with pytest.raises(sl.ShortlistError, match="without names"):
+        cli.reproduce(["cifar100-top5", "--document"])
 
 
 def test_a_document_without_marks_is_left_alone(tmp_path: Path) -> None:

@@ -275,6 +275,8 @@ def reproduce(arguments: list[str]) -> None:
     from shortlist.reproduce.tables import terminal_table
 
     if parsed.document:
+        if parsed.names:
+            raise ShortlistError("--document makes all tables of reproduction.md: give it without names")
         print(write_reproduction(parsed.results, parsed.docs))
         return
     known = [*EXPERIMENTS, *FIGURES]
@@ -319,7 +321,8 @@ def _check_patterns(patterns: Sequence[str], experiments: "Sequence[Experiment]"
             continue
         if len(experiments) == 1:
             experiments[0].selected([pattern])  # which tells what there is
-        raise ShortlistError(f"--only {pattern} means no cell of {', '.join(each.name for each in experiments)}")
+        names = ", ".join(each.name for each in experiments)
+        raise ShortlistError(f"--only {pattern} means no cell" + (f" of {names}" if names else ": figures have none"))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -150,9 +150,14 @@ class RunFolder:
         return lines
 
     def epoch_seconds(self) -> list[float]:
-        """Training time of each epoch but the first, in which compilers and allocators settle."""
-        until = [line["train_seconds"] for line in self.metrics()]
-        return [after - before for before, after in pairwise(until)]
+        """Training time of each epoch but the first of each process, in which compilers and allocators settle."""
+        processes = self.read_json("environment.json").get("resumed", [])
+        settling = {process.get("epoch") for process in processes}
+        return [
+            line["train_seconds"] - before["train_seconds"]
+            for before, line in pairwise(self.metrics())
+            if line["epoch"] not in settling
+        ]
 
     def restart_metrics(self, first_epoch: int) -> None:
         """Forget epochs that will be run again."""
@@ -160,7 +165,7 @@ class RunFolder:
         write_file(self.path / "metrics.jsonl", "".join(kept).encode())
 
     def note_environment(self, here: dict[str, Any]) -> None:
-        """Where the run began, and behind that where it was resumed."""
+        """Where and at which epoch the run began, and behind that where it was resumed."""
         if (self.path / "environment.json").exists():
             began = self.read_json("environment.json")
             here = began | {"resumed": [*began.get("resumed", []), here]}

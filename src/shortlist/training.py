@@ -220,7 +220,7 @@ class Trainer:
         if state is not None and self.at.step == 0 and self.at.best_epoch == self.at.epoch - 1:
             self.folder.save_best(self.plain_model.state_dict())  # killed before it could be
         name = torch.cuda.get_device_name(self.fabric.device) if self.fabric.device.type == "cuda" else "cpu"
-        self.folder.note_environment(environment(name, self.fabric.world_size))
+        self.folder.note_environment({"epoch": self.at.epoch, **environment(name, self.fabric.world_size)})
         classes = {"names": self.problem.classes, "train_images": self.problem.class_counts.tolist()}
         self.folder.write_json("classes.json", classes | {"superclasses": self.problem.superclasses})
         self.folder.write_json("facts.json", self.problem.facts)

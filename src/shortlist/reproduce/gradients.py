@@ -75,7 +75,5 @@ def nonzero_gradients(run: RunFolder) -> float:
     counts = run.read_json(COUNTS)
     images = sum(run.read_json("classes.json")["train_images"]) * run.config.train.epochs
     if counts["images"] != images:  # it was killed, and what was counted after its last checkpoint is lost
-        raise ShortlistError(
-            f"{run.path} has counted {counts['images']} of {images} images: delete it and train it again"
-        )
+        raise ShortlistError(f"{run.path} has counted {counts['images']} of {images} images")
     return float(counts["nonzero"] / counts["images"])

@@ -78,16 +78,16 @@ def runs_of(config: RunConfig, runs_root: Path) -> Iterator[RunFolder]:
 def measured(run: RunFolder, metric: str, k: int) -> float | None:
     """The number that a metric of an experiment means for this run; None for a mean over no class."""
     if metric == EPOCH_SECONDS:
-        return statistics.median(run.epoch_seconds())
+        if not (times := run.epoch_seconds()):
+            raise ShortlistError(f"{run.path} was resumed so often that no epoch is left to be timed")
+        return statistics.median(times)
     if metric == NONZERO_GRADIENTS:
         return nonzero_gradients(run)
     split, _, average = metric.partition("_")
     try:
         share = run.read_json("final.json")[split][f"{average}_top{k}"]
     except (KeyError, TypeError):
-        raise ShortlistError(
-            f"{run.path}/final.json has no {metric} top-{k}: delete the run and train it again"
-        ) from None
+        raise ShortlistError(f"{run.path}/final.json has no {metric} top-{k}") from None
     return None if share is None else round(100 * share, 4)
 
 
@@ -98,7 +98,7 @@ def results_of(experiment: Experiment, cell: Cell, scale: Scale, run: RunFolder,
         commit = (environment["commit"] or "")[:10] + ("+changes" if environment["dirty"] else "")
         gpu, date = environment["device"], environment["started"]
     except (KeyError, TypeError):
-        raise ShortlistError(f"{run.path}/environment.json is damaged: delete the run and train it again") from None
+        raise ShortlistError(f"{run.path}/environment.json is damaged") from None
     found = []
     for metric in experiment.metrics:
         value = measured(run, metric, cell.k)
@@ -162,12 +162,16 @@ def _updated(path: Path, experiment: Experiment, found: list[Result], runs_root:
     # A seed counts once, and what is on this disk before what is not. Where both scales are equally long they share
     # their runs, and the numbers are those of the scale named last.
     once = {
-        (result.row, result.column, result.metric, result.config, result.seed): result
-        for result in (*(_with_key_of_today(result, path.parent) for result in before), *found)
+        _place(result): result for result in (*(_with_key_of_today(result, path.parent) for result in before), *found)
     }
     results = _in_order(experiment, once.values())
     write_results(path, results)
     return results
+
+
+def _place(result: Result) -> tuple[object, ...]:
+    """What only one number can be."""
+    return result.row, result.column, result.metric, result.config, result.seed
 
 
 def config_file(folder: Path, result: Result) -> Path:
@@ -219,7 +223,7 @@ def read_results(path: Path) -> list[Result]:
     rows = csv.DictReader(text.splitlines())
     if tuple(rows.fieldnames or ()) != COLUMNS:
         raise ShortlistError(f"{path} is not a file of results: its columns must be {', '.join(COLUMNS)}")
-    found = []
+    found: dict[tuple[object, ...], Result] = {}
     for line, row in enumerate(rows, 2):
         try:
             if None in row or None in row.values():
@@ -227,7 +231,9 @@ def read_results(path: Path) -> list[Result]:
             result = Result(**{name: _TYPES[name](row[name]) for name in COLUMNS})
             if not math.isfinite(result.value):
                 raise ValueError(f"its value is {result.value}")
+            if _place(result) in found:
+                raise ValueError(f"a line before it has the same number of the same seed, {result.seed}")
         except (TypeError, ValueError) as wrong:
             raise ShortlistError(f"{path}, line {line} is damaged: {wrong}") from None
-        found.append(result)
-    return found
+        found[_place(result)] = result
+    return list(found.values())

@@ -14,11 +14,12 @@ from shortlist.config import RunConfig
 from shortlist.errors import ShortlistError
 from shortlist.report.formats import counted
 from shortlist.reproduce import Scale, tiny_data
-from shortlist.reproduce.experiment import NONZERO_GRADIENTS, Cell, Experiment
+from shortlist.reproduce.experiment import EPOCH_SECONDS, NONZERO_GRADIENTS, Cell, Experiment
 from shortlist.reproduce.gradients import train_and_count
 from shortlist.reproduce.results import Result, results_file, results_of, run_folder, runs_of, update_results
 from shortlist.runs import FinishedError, InUseError, RunFolder
 from shortlist.training import Interrupted, train
+from shortlist.whole_files import locked
 
 
 def reproduce(
@@ -64,7 +65,7 @@ def reproduce(
     elsewhere = 0
     jobs = [(seed, cell) for seed in range(seeds) for cell in cells]
     try:
-        with _one_thread() if scale == "smoke" else nullcontext():
+        with _alone(experiment, runs_root), _one_thread() if scale == "smoke" else nullcontext():
             for number, (seed, cell) in enumerate(jobs, 1):
                 name = f"[{number}/{len(jobs)}] {experiment.name} {cell.label}, seed {seed}"
                 try:
@@ -102,8 +103,12 @@ def _done(experiment: Experiment, cell: Cell, config: RunConfig, scale: Scale, r
     except FinishedError:  # by another process, since we looked
         run = RunFolder(folder)
         before = [run]
+    try:
+        results = results_of(experiment, cell, scale, run, runs_root)
+    except ShortlistError as wrong:
+        raise ShortlistError(f"{wrong}: delete the run and train it again") from None
     metric = experiment.metrics[0]
-    values = [result.value for result in results_of(experiment, cell, scale, run, runs_root) if result.metric == metric]
+    values = [result.value for result in results if result.metric == metric]
     shown = f"{metric} {values[0]:.{experiment.decimals}f}" if values else "no such class"
     return f"{shown} (finished before)" if before else shown
 
@@ -143,6 +148,19 @@ def _explained(experiment: Experiment, failures: dict[str, list[str]], jobs: int
 
 # So many failures with one message at the very beginning, and the rest is not tried.
 _ALIKE = 2
+
+
+@contextmanager
+def _alone(experiment: Experiment, runs_root: Path) -> Iterator[None]:
+    """Where time is measured, the work is not shared: processes at it at once would slow each other down."""
+    if EPOCH_SECONDS not in experiment.metrics:
+        yield
+        return
+    try:
+        with locked(runs_root / ".timing.lock", wait=False):
+            yield
+    except BlockingIOError:
+        raise ShortlistError(f"another process is timing runs in {runs_root}: wait for it") from None
 
 
 @contextmanager
