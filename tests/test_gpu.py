@@ -92,6 +92,34 @@ def test_memory_grows_with_the_scores_not_with_the_draws() -> None:
     assert held[1] - held[0] < 2**20, "only positions may wait for backward"
 
 
+@pytest.mark.filterwarnings("ignore")  # the compiler's own
+def test_a_compiled_loss_holds_no_draws_either() -> None:
+    """In code that torch generates, with a layer in the graph."""
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    features, target = torch.randn(64, 8, device="cuda"), torch.randint(20_000, (64,), device="cuda")
+    layer, criterion = torch.nn.Linear(8, 20_000).cuda(), sl.NoisedTopKHinge(5, epsilon=0.1, n_samples=50)
+
+    def loss() -> Tensor:
+        value: Tensor = criterion(layer(features), target)
+        return value
+
+    means, peaks = [], []
+    for step in (loss, torch.compile(loss, fullgraph=True)):
+        step().backward()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        values = []
+        for _ in range(20):
+            value = step()
+            value.backward()
+            values.append(value.detach())
+        means.append(torch.stack(values).mean().item())
+        peaks.append(torch.cuda.max_memory_allocated() - before)
+    assert means[1] == pytest.approx(means[0], rel=1e-3)
+    assert peaks[1] < 2 * peaks[0]
+
+
 def test_class_counts_that_nobody_could_check_give_nan() -> None:
     counts = torch.tensor([0, 5, 7], device="cuda")
     assert sl.class_margins(counts, 0.5).isnan().all()

@@ -5,13 +5,14 @@ Without a GPU they run in Triton's interpreter, on shapes that it can bear.
 
 import importlib
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from torch._dynamo.backends.debugging import aot_eager
 
 import shortlist as sl
 from shortlist import kernels
@@ -20,6 +21,7 @@ from tests import noise_field
 
 pytest.importorskip("triton")
 noised = importlib.import_module("shortlist.kernels.noised")
+noised_operator = importlib.import_module("shortlist.kernels.noised_operator")
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 SEED = 3_456_789_012
@@ -80,12 +82,10 @@ def fused(
     reduction: str = "none",
     weight: Tensor | None = None,
 ) -> Tensor:
-    labels = noised._Labels(target.to(DEVICE), None, weight, -100)
-    words = torch.full((noised._words(scores.shape, k + 1, draws),), SEED, device=DEVICE)
-    seed = noised.Seed(words, 0)
-    loss: Tensor = noised._NoisedHinge.apply(
-        scores, labels, noised._Settings(k + 1, 1.0, epsilon, draws, reduction), seed
-    )
+    labels = noised.Labels(target.to(DEVICE), None, weight, -100)
+    settings = noised.Settings.of(k, 1.0, epsilon, draws, reduction)
+    seed = noised.Seed(torch.full((noised.words_for(scores.shape, settings),), SEED, device=DEVICE), 0)
+    loss: Tensor = noised._NoisedHinge.apply(scores, labels, settings, seed)
     return loss
 
 
@@ -302,7 +302,7 @@ def test_the_losses_take_the_kernel_with_all_their_settings(
     settings: Any = {"weight": weight.to(DEVICE), "ignore_index": -7, "reduction": reduction}
     results = []
     for epsilon, kernel in ((1e-6, True), (0.0, False)):
-        monkeypatch.setattr(kernels, "usable", lambda scores, kernel=kernel: kernel)
+        monkeypatch.setattr(kernels, "at_hand", lambda scores, kernel=kernel: kernel)
         here = scores.to(DEVICE).requires_grad_()
         if imbalanced:
             loss = sl.functional.imbalanced_noised_topk_hinge(
@@ -313,6 +313,79 @@ def test_the_losses_take_the_kernel_with_all_their_settings(
         assert ("NoisedHinge" in type(loss.grad_fn).__name__) == kernel
         results.append((loss, *torch.autograd.grad(loss.sum(), here)))
     torch.testing.assert_close(results[0], results[1], rtol=1e-4, atol=1e-4)
+
+
+@pytest.fixture
+def fresh_compiler() -> Iterator[None]:
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+@pytest.mark.usefixtures("fresh_compiler")
+@pytest.mark.parametrize("reduction", ["none", "mean", "sum"])
+@pytest.mark.parametrize("imbalanced", [False, True])
+def test_a_compiled_graph_holds_the_kernels_as_one_node(
+    reduction: str, imbalanced: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kernels, "at_hand", lambda scores: True)
+    scores, target = draw(5, 20, 3.0)
+    target[2] = -100
+    settings: Any = {"k": 3, "epsilon": 1e-6, "weight": torch.linspace(0.5, 2, 20), "reduction": reduction}
+    module: torch.nn.Module = sl.NoisedTopKHinge(**settings)
+    if imbalanced:
+        module = sl.ImbalancedNoisedTopKHinge(torch.arange(1, 21), **settings)
+    graphs: list[torch.fx.GraphModule] = []
+
+    def remember(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Callable[..., Any]:
+        graphs.append(graph)
+        return aot_eager(graph, inputs)
+
+    results = []
+    for loss in (module.to(DEVICE), torch.compile(module.to(DEVICE), fullgraph=True, backend=remember)):
+        here = scores.to(DEVICE).requires_grad_()
+        value = loss(here, target.to(DEVICE))
+        results.append((value, *torch.autograd.grad(value.sum(), here)))
+    torch.testing.assert_close(*results, rtol=1e-4, atol=1e-4)
+    called = [str(node.target) for graph in graphs for node in graph.graph.nodes]
+    assert sum("shortlist" in name for name in called) == 1
+    assert not any("randn" in name or "topk" in name for name in called)
+
+
+@pytest.mark.usefixtures("fresh_compiler")
+def test_a_compiled_graph_of_the_kernels_serves_every_batch_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernels, "at_hand", lambda scores: True)
+    module = sl.NoisedTopKHinge(3, epsilon=1e-6)
+    compiled = torch.compile(module, fullgraph=True, dynamic=True, backend="aot_eager")
+    for size in (5, 8, 3):
+        scores, target = draw(size, 20, 3.0)
+        with torch.compiler.set_stance("default" if size == 5 else "fail_on_recompile"):
+            loss = compiled(scores.to(DEVICE), target.to(DEVICE))
+        torch.testing.assert_close(loss, module(scores.to(DEVICE), target.to(DEVICE)), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.usefixtures("fresh_compiler")
+def test_compiled_function_transforms_do_without_kernels() -> None:
+    def loss(scores: Tensor) -> Tensor:
+        return sl.functional.noised_topk_hinge(scores, target.to(DEVICE), 3, epsilon=1e-6)
+
+    scores, target = draw(5, 20, 3.0)
+    gradient = torch.compile(torch.func.grad(loss), fullgraph=True, backend="aot_eager")(scores.to(DEVICE))
+    here = scores.to(DEVICE).requires_grad_()
+    torch.testing.assert_close(gradient, *torch.autograd.grad(loss(here), here), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")  # of the rules' own code
+@pytest.mark.parametrize("reduction", ["none", "mean"])
+def test_the_operators_keep_torchs_rules(reduction: str) -> None:
+    scores, target = draw(3, 20, 1.0)
+    seed = torch.tensor([SEED], device=DEVICE)
+    here = scores.to(DEVICE).requires_grad_()
+    arguments = (here, target.to(DEVICE), None, None, seed, 3, 1.0, 0.3, 2, -100, reduction)
+    torch.library.opcheck(noised_operator._forward, arguments)
+    loss, classes, floats = (each.detach() for each in noised_operator._forward(*arguments))
+    backward = (torch.ones_like(loss), target.to(DEVICE), classes, floats, 20, scores.dtype, reduction)
+    torch.library.opcheck(noised_operator._backward, backward)
 
 
 @pytest.mark.parametrize("reduction", ["none", "mean", "sum"])

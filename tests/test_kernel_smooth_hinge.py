@@ -22,7 +22,7 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 def _small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     """For the interpreter, which multiplies strands entry by entry; small enough for rows of several blocks."""
     if DEVICE == "cpu":
-        monkeypatch.setattr(kernels, "usable", lambda scores: scores.dtype != torch.float64)
+        monkeypatch.setattr(kernels, "at_hand", lambda scores: scores.dtype != torch.float64)
         monkeypatch.setattr(smooth_hinge, "_TILE", 64)
         monkeypatch.setattr(smooth_hinge, "_BLOCK", 64)
 

@@ -194,7 +194,7 @@ def smooth_topk_hinge(
     if tau == 0:
         _, kth_lead_RC = _leads_of_others(batch, k)
         return batch.reduce((1 + kth_lead_RC / k).relu())
-    if batch.index_R is not None and kernels.take_labelled_rows(scores, target, weight):
+    if batch.index_R is not None and kernels.usable(scores) and kernels.take_labelled_rows(scores, target, weight):
         from shortlist.kernels.smooth_hinge import log_odds_against
 
         return batch.reduce(tau * _softplus(log_odds_against(scores, batch.index_R, k, tau).unsqueeze(-1)))

@@ -19,7 +19,7 @@ def at_hand(inputs: Tensor) -> bool:
         and inputs.dtype in (torch.float16, torch.bfloat16, torch.float32)
         and _HAS_TRITON
         and os.environ.get("SHORTLIST_KERNELS") != "0"
-        and (torch.compiler.is_compiling() or not torch._C._functorch.is_functorch_wrapped_tensor(inputs))
+        and not torch._C._are_functorch_transforms_active()
     )
 
 
@@ -33,7 +33,7 @@ def take_labelled_rows(scores: Tensor, target: Tensor, weight: Tensor | None) ->
     return (
         isinstance(scores, Tensor)
         and isinstance(target, Tensor)
-        and usable(scores)
+        and at_hand(scores)
         and scores.dim() == 2
         and scores.shape[1] > 1
         and target.dtype == torch.int64

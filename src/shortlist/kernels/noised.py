@@ -77,17 +77,15 @@ def noised_hinge(
     reduction: str,
 ) -> Tensor:
     """``scale (m_y + mean over draws of the (k+1)-th largest of s + epsilon Z - s_y)_+``, reduced, in float32."""
-    scores_RL = scores_RL if scores_RL.stride(1) == 1 else scores_RL.contiguous()
-    labels = _Labels(
-        target_R.contiguous(),
-        None if margins_L is None else margins_L.float().contiguous(),
-        None if weight_L is None else weight_L.contiguous(),
-        ignore_index,
-    )
-    k = int(k)
-    seed = new_seed(scores_RL.device, generator, words=_words(scores_RL.shape, k + 1, num_draws))
-    # Numbers of other types would be another kind to the kernels, and the same key to the launchers.
-    settings = _Settings(k + 1, float(scale), float(epsilon), num_draws, reduction)
+    if torch.compiler.is_compiling():
+        from shortlist.kernels.noised_operator import noised_hinge as as_one_node
+
+        return as_one_node(
+            scores_RL, target_R, k, margins_L, scale, epsilon, num_draws, generator, weight_L, ignore_index, reduction
+        )
+    labels = Labels.of(target_R, margins_L, weight_L, ignore_index)
+    settings = Settings.of(k, scale, epsilon, num_draws, reduction)
+    seed = new_seed(scores_RL.device, generator, words=words_for(scores_RL.shape, settings))
     loss: Tensor = _NoisedHinge.apply(scores_RL, labels, settings, seed)
     return loss
 
@@ -157,7 +155,7 @@ def challenge(
     )
 
 
-class _Labels(NamedTuple):
+class Labels(NamedTuple):
     """What the loss needs beside the scores; the margins are 1 where none are given."""
 
     target_R: Tensor
@@ -165,8 +163,17 @@ class _Labels(NamedTuple):
     weight_L: Tensor | None
     ignore_index: int
 
+    @classmethod
+    def of(cls, target_R: Tensor, margins_L: Tensor | None, weight_L: Tensor | None, ignore_index: int) -> "Labels":
+        return cls(
+            target_R.contiguous(),
+            None if margins_L is None else margins_L.float().contiguous(),
+            None if weight_L is None else weight_L.contiguous(),
+            ignore_index,
+        )
 
-class _Settings(NamedTuple):
+
+class Settings(NamedTuple):
     """What does not differ from row to row."""
 
     k: int
@@ -175,6 +182,11 @@ class _Settings(NamedTuple):
     epsilon: float
     num_draws: int
     reduction: str
+
+    @classmethod
+    def of(cls, k: int, scale: float, epsilon: float, num_draws: int, reduction: str) -> "Settings":
+        # Numbers of other types would be another kind to the kernels, and the same key to the launchers.
+        return cls(int(k) + 1, float(scale), float(epsilon), num_draws, reduction)
 
 
 class _Search:
@@ -196,12 +208,12 @@ class _Search:
         self.kinds: tuple[object, ...] = (kind(scores_RL),)
 
     def prepare(
-        self, labels: "_Labels | None", rows: "_RowResults | None", spoil_R: Tensor | None, words: Tensor
+        self, labels: "Labels | None", rows: "RowResults | None", spoil_R: Tensor | None, words: Tensor
     ) -> None:
         """Levels, limits and hot classes; with labels, also what the loss of each row is made of."""
         lanes = power_of_2(min(max(int(4 * self.wanted), 128), 2048))
         fold = max(1, min(power_of_2(self.num_tiles), 1024) // lanes)
-        target_R, margins_L, weight_L, ignore_index = labels or _Labels(words, None, None, 0)
+        target_R, margins_L, weight_L, ignore_index = labels or Labels(words, None, None, 0)
         base_R, share_R = (rows.base_R, rows.share_R) if rows is not None else (None, None)
         lists = self.num_tiles <= _LISTED_AT_ONCE
         block = min(1024, power_of_2(self.num_tiles))
@@ -243,17 +255,26 @@ class _Search:
         return self.maxima, self.limits, self.level_R, self.cold_R, self.hot_found_R, self.hot_classes
 
 
-class _RowResults:
+class RowResults:
     """What the draws leave, and the loss is made of."""
 
     def __init__(self, num_rows: int, num_draws: int, reduction: str, device: torch.device) -> None:
-        floats = torch.empty(4 + num_rows * (3 + num_draws), dtype=torch.float32, device=device)
+        self.floats = torch.empty(self.num_floats(num_rows, num_draws), dtype=torch.float32, device=device)
         sizes = [4, num_rows, num_rows, num_rows, num_rows * num_draws]
-        self.total_share, self.base_R, self.share_R, loss_R, self.values_RB = floats.split_with_sizes(sizes)
+        self.total_share, self.base_R, self.share_R, loss_R, self.values_RB = self.floats.split_with_sizes(sizes)
         self.classes_RB = torch.empty(num_rows, num_draws, dtype=torch.int32, device=device)
         self.loss = torch.empty(num_rows if reduction == "none" else (), dtype=torch.float32, device=device)
         self._loss_R = self.loss if reduction == "none" else loss_R
         self.finish = _REDUCTIONS[reduction], min(256, power_of_2(num_rows)), min(128, power_of_2(num_draws))
+
+    @staticmethod
+    def num_floats(num_rows: int, num_draws: int) -> int:
+        return 4 + num_rows * (3 + num_draws)
+
+    @staticmethod
+    def slopes_in(floats: Tensor, num_rows: int) -> tuple[Tensor, Tensor]:
+        """What the gradient takes of ``floats``: each row's slope, and the sum of their shares."""
+        return floats[4 : 4 + num_rows], floats[:4]
 
     def pointers(self) -> tuple[Tensor, ...]:
         return self.base_R, self.share_R, self.values_RB, self.classes_RB, self._loss_R, self.loss, self.total_share
@@ -261,49 +282,71 @@ class _RowResults:
 
 class _NoisedHinge(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, scores_RL: Tensor, labels: _Labels, settings: _Settings, seed: Seed) -> Tensor:
-        rows = _RowResults(scores_RL.shape[0], settings.num_draws, settings.reduction, scores_RL.device)
-        draw = _launch_dense if _is_dense(scores_RL.shape[1], settings.k) else _launch_lazy
-        draw(scores_RL, labels, settings, seed, rows)
+    def forward(ctx: Any, scores_RL: Tensor, labels: Labels, settings: Settings, seed: Seed) -> Tensor:
+        rows = results_of_rows(scores_RL, labels, settings, seed)
         ctx.save_for_backward(labels.target_R, rows.classes_RB, rows.base_R, rows.total_share)
-        ctx.shape, ctx.dtype, ctx.reduction = scores_RL.shape, scores_RL.dtype, settings.reduction
+        ctx.num_classes, ctx.dtype, ctx.reduction = scores_RL.shape[1], scores_RL.dtype, settings.reduction
         return rows.loss
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_loss: Tensor) -> tuple[Tensor | None, ...]:
         target_R, classes_RB, slope_R, total_share = ctx.saved_tensors
-        if classes_RB.shape[1] > _MOST_DRAWS:
-            return _added_up(ctx, grad_loss), None, None, None
-        num_rows, num_classes = ctx.shape
-        gradient_RL = torch.empty(ctx.shape, dtype=ctx.dtype, device=grad_loss.device)
-        places = min(4096, power_of_2(num_classes))
-        num_draws = classes_RB.shape[1]
-        grad_loss = grad_loss.contiguous()
-        _backward(
-            (num_rows, divided_up(num_classes, places), 1),
-            (gradient_RL, grad_loss, target_R, classes_RB, slope_R, total_share),
-            (num_classes, num_draws),
-            (_REDUCTIONS[ctx.reduction], places, power_of_2(num_draws)),
-            kinds=(ctx.dtype, kind(grad_loss), kind(target_R)),
-            num_warps=4,
+        gradient_RL = gradient(
+            grad_loss, target_R, classes_RB, slope_R, total_share, ctx.num_classes, ctx.dtype, ctx.reduction
         )
         return gradient_RL, None, None, None
 
 
-def _added_up(ctx: Any, grad_loss: Tensor) -> Tensor:
+def results_of_rows(scores_RL: Tensor, labels: Labels, settings: Settings, seed: Seed) -> RowResults:
+    """The loss, and what its gradient is made of."""
+    scores_RL = scores_RL if scores_RL.stride(1) == 1 else scores_RL.contiguous()
+    rows = RowResults(scores_RL.shape[0], settings.num_draws, settings.reduction, scores_RL.device)
+    draw = _launch_dense if _is_dense(scores_RL.shape[1], settings.k) else _launch_lazy
+    draw(scores_RL, labels, settings, seed, rows)
+    return rows
+
+
+def gradient(
+    grad_loss: Tensor,
+    target_R: Tensor,
+    classes_RB: Tensor,
+    slope_R: Tensor,
+    total_share: Tensor,
+    num_classes: int,
+    dtype: torch.dtype,
+    reduction: str,
+) -> Tensor:
+    """``(R, L)`` gradient of the loss in the scores; ``slope_R`` is what the draws leave in ``RowResults.base_R``."""
+    num_rows, num_draws = classes_RB.shape
+    if num_draws > _MOST_DRAWS:
+        share = total_share[0] if reduction == "mean" else 1
+        return _added_up(grad_loss / share, target_R, classes_RB, slope_R, num_classes).to(dtype)
+    gradient_RL = torch.empty(num_rows, num_classes, dtype=dtype, device=grad_loss.device)
+    places = min(4096, power_of_2(num_classes))
+    grad_loss = grad_loss.contiguous()
+    _backward(
+        (num_rows, divided_up(num_classes, places), 1),
+        (gradient_RL, grad_loss, target_R, classes_RB, slope_R, total_share),
+        (num_classes, num_draws),
+        (_REDUCTIONS[reduction], places, power_of_2(num_draws)),
+        kinds=(dtype, kind(grad_loss), kind(target_R)),
+        num_warps=4,
+    )
+    return gradient_RL
+
+
+def _added_up(grad_loss: Tensor, target_R: Tensor, classes_RB: Tensor, slope_R: Tensor, num_classes: int) -> Tensor:
     """The gradient for so many draws that comparing each with each, as the kernel does, would take too long."""
-    target_R, classes_RB, slope_R, total_share = ctx.saved_tensors
-    slope_R1 = slope_R * grad_loss / (total_share[0] if ctx.reduction == "mean" else 1)
-    slope_R1 = torch.where(slope_R == 0, 0, slope_R1).unsqueeze(1)
-    known_R1 = ((target_R >= 0) & (target_R < ctx.shape[1])).unsqueeze(1)
+    slope_R1 = torch.where(slope_R == 0, 0, slope_R * grad_loss).unsqueeze(1)
+    known_R1 = ((target_R >= 0) & (target_R < num_classes)).unsqueeze(1)
     label_R1 = torch.where(known_R1, target_R.unsqueeze(1), 0)  # an ignored one may be no class
-    gradient_RL = torch.zeros(ctx.shape, dtype=torch.float32, device=grad_loss.device)
+    gradient_RL = torch.zeros(len(target_R), num_classes, dtype=torch.float32, device=grad_loss.device)
     gradient_RL.scatter_add_(1, classes_RB.long(), (slope_R1 / classes_RB.shape[1]).expand(classes_RB.shape))
-    return gradient_RL.scatter_add_(1, label_R1, -slope_R1).to(ctx.dtype)
+    return gradient_RL.scatter_add_(1, label_R1, -slope_R1)
 
 
-def _launch_dense(scores_RL: Tensor, labels: _Labels, settings: _Settings, seed: Seed, rows: _RowResults) -> None:
+def _launch_dense(scores_RL: Tensor, labels: Labels, settings: Settings, seed: Seed, rows: RowResults) -> None:
     k, scale, epsilon, num_draws, _ = settings
     num_rows, num_classes = scores_RL.shape
     places = power_of_2(num_classes)
@@ -317,7 +360,7 @@ def _launch_dense(scores_RL: Tensor, labels: _Labels, settings: _Settings, seed:
     )
 
 
-def _launch_lazy(scores_RL: Tensor, labels: _Labels, settings: _Settings, seed: Seed, rows: _RowResults) -> None:
+def _launch_lazy(scores_RL: Tensor, labels: Labels, settings: Settings, seed: Seed, rows: RowResults) -> None:
     k, scale, epsilon, num_draws, _ = settings
     num_rows = scores_RL.shape[0]
     search = _Search(scores_RL, k, epsilon)
@@ -347,8 +390,8 @@ def _is_roomy(num_classes: int, k: int) -> bool:
     return divided_up(num_classes, _TILE) >= 1.5 * wanted and _capacity(wanted) <= 8192
 
 
-def _words(shape: torch.Size, k: int, num_draws: int) -> int:
-    num_rows, num_classes = shape
+def words_for(shape: torch.Size, settings: Settings) -> int:
+    (num_rows, num_classes), k, num_draws = shape, settings.k, settings.num_draws
     if _is_dense(num_classes, k):
         return words_needed(num_rows, parts=False, split_draws=0)
     splits = _splits(num_rows * num_draws, divided_up(num_classes, _TILE), _capacity(_wanted(k)))

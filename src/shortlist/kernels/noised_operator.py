@@ -1,0 +1,127 @@
+"""The kernels of the noised hinge as operators of torch's library: what a compiled graph can hold as one node.
+
+``torch.compile`` cannot look into the launches. As an operator they stay what they are, whatever the graph around them
+becomes. Calls that nobody compiles do without: to find an operator takes the host longer than a small loss takes.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from shortlist._noise import rank_key
+from shortlist.kernels import noised
+from shortlist.kernels.noised import Labels, RowResults, Seed, Settings
+from shortlist.kernels.words import SEED_BITS
+
+
+def noised_hinge(
+    scores_RL: Tensor,
+    target_R: Tensor,
+    k: int,
+    margins_L: Tensor | None,
+    scale: float,
+    epsilon: float,
+    num_draws: int,
+    generator: torch.Generator | None,
+    weight_L: Tensor | None,
+    ignore_index: int,
+    reduction: str,
+) -> Tensor:
+    """As ``noised.noised_hinge``."""
+    # Outside of the operator, which has to do the same again should the compiler decide to call it twice.
+    if generator is None:
+        seed = torch.randint(1 << SEED_BITS, (1,), device=scores_RL.device)
+    else:
+        seed = torch.randint(1 << SEED_BITS, (1,), device=scores_RL.device, generator=generator)
+    loss: Tensor = _forward(
+        scores_RL, target_R, margins_L, weight_L, seed, k, scale, epsilon, num_draws, ignore_index, reduction
+    )[0]
+    return loss
+
+
+@torch.library.custom_op("shortlist::noised_hinge", mutates_args=())
+def _forward(
+    scores_RL: Tensor,
+    target_R: Tensor,
+    margins_L: Tensor | None,
+    weight_L: Tensor | None,
+    seed: Tensor,
+    k: int,
+    scale: float,
+    epsilon: float,
+    num_draws: int,
+    ignore_index: int,
+    reduction: str,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The loss, and what its gradient is made of: the classes of the draws, and numbers of the rows."""
+    settings = Settings.of(k, scale, epsilon, num_draws, reduction)
+    words = seed.repeat(noised.words_for(scores_RL.shape, settings))
+    labels = Labels.of(target_R, margins_L, weight_L, ignore_index)
+    rows = noised.results_of_rows(scores_RL, labels, settings, Seed(words, rank_key(None)))
+    return rows.loss, rows.classes_RB, rows.floats
+
+
+@_forward.register_fake
+def _(
+    scores_RL: Tensor,
+    target_R: Tensor,
+    margins_L: Tensor | None,
+    weight_L: Tensor | None,
+    seed: Tensor,
+    k: int,
+    scale: float,
+    epsilon: float,
+    num_draws: int,
+    ignore_index: int,
+    reduction: str,
+) -> tuple[Tensor, Tensor, Tensor]:
+    num_rows = scores_RL.shape[0]
+    loss = scores_RL.new_empty((num_rows,) if reduction == "none" else (), dtype=torch.float32)
+    classes_RB = scores_RL.new_empty((num_rows, num_draws), dtype=torch.int32)
+    floats = scores_RL.new_empty((RowResults.num_floats(num_rows, num_draws),), dtype=torch.float32)
+    return loss, classes_RB, floats
+
+
+@torch.library.custom_op("shortlist::noised_hinge_backward", mutates_args=())
+def _backward(
+    grad_loss: Tensor,
+    target_R: Tensor,
+    classes_RB: Tensor,
+    floats: Tensor,
+    num_classes: int,
+    dtype: torch.dtype,
+    reduction: str,
+) -> Tensor:
+    slope_R, total_share = RowResults.slopes_in(floats, len(target_R))
+    return noised.gradient(
+        grad_loss, target_R.contiguous(), classes_RB, slope_R, total_share, num_classes, dtype, reduction
+    )
+
+
+@_backward.register_fake
+def _(
+    grad_loss: Tensor,
+    target_R: Tensor,
+    classes_RB: Tensor,
+    floats: Tensor,
+    num_classes: int,
+    dtype: torch.dtype,
+    reduction: str,
+) -> Tensor:
+    return grad_loss.new_empty((target_R.shape[0], num_classes), dtype=dtype)
+
+
+def _keep_for_backward(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
+    scores_RL, target_R, *_, reduction = inputs
+    _, classes_RB, floats = output
+    ctx.save_for_backward(target_R, classes_RB, floats)
+    ctx.num_classes, ctx.dtype, ctx.reduction = scores_RL.shape[1], scores_RL.dtype, reduction
+
+
+def _gradients(ctx: Any, grad_loss: Tensor, *others: Tensor) -> tuple[Tensor | None, ...]:
+    gradient_RL = _backward(grad_loss, *ctx.saved_tensors, ctx.num_classes, ctx.dtype, ctx.reduction)
+    return gradient_RL, *(None,) * 10
+
+
+_forward.register_autograd(_gradients, setup_context=_keep_for_backward)
