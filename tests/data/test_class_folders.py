@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from shortlist.data.class_folders import has_class_folders, natural_order, scan_classes
+from shortlist.data.class_folders import holds_folders, natural_order, scan_classes
 from shortlist.errors import ShortlistError
 from tests.data.pictures import put_classes, put_image
 
@@ -72,8 +72,8 @@ def test_a_class_that_training_lacks_is_named(tmp_path: Path) -> None:
 def test_folders_of_folders_are_told_from_folders_of_images(tmp_path: Path) -> None:
     put_classes(tmp_path / "split", {"cat": 1})
     (tmp_path / "split" / "README").touch()
-    assert has_class_folders(tmp_path / "split")
-    assert not has_class_folders(tmp_path / "split" / "cat")
+    assert holds_folders(tmp_path / "split")
+    assert not holds_folders(tmp_path / "split" / "cat")
 
 
 def test_numbers_sort_by_value() -> None:

@@ -1,5 +1,6 @@
 """A user's own folder of images."""
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -82,6 +83,37 @@ def test_folders_of_splits_are_known_in_capitals_too_and_each_is_one(tmp_path: P
 def test_a_class_may_be_called_train(tmp_path: Path) -> None:
     put_classes(tmp_path, {"train": 5, "car": 5})
     assert load(tmp_path).classes == ("car", "train")
+
+
+def put_splits(root: Path) -> None:
+    for part in ("train", "val", "test"):
+        put_classes(root / part, {"a": 4, "b": 4})
+
+
+@pytest.mark.parametrize("part", ["train", "val", "test"])
+def test_a_stray_image_beside_the_classes_of_a_split_is_named(tmp_path: Path, part: str) -> None:
+    """It once turned the split into a class, or the user's own test images into none."""
+    put_splits(tmp_path)
+    put_image(tmp_path / part / "overview.png")
+    with pytest.raises(ShortlistError, match=rf"{part} must hold images or folders of images.*overview\.png"):
+        load(tmp_path)
+
+
+def test_a_split_without_folders_of_classes_is_not_left_out_in_silence(tmp_path: Path) -> None:
+    put_splits(tmp_path)
+    for image in (tmp_path / "test" / "a").iterdir():
+        image.rename(tmp_path / "test" / image.name)
+    shutil.rmtree(tmp_path / "test" / "a")
+    shutil.rmtree(tmp_path / "test" / "b")
+    with pytest.raises(ShortlistError, match="test must hold a folder for each class"):
+        load(tmp_path)
+
+
+def test_splits_without_one_for_training_are_an_error(tmp_path: Path) -> None:
+    put_splits(tmp_path)
+    (tmp_path / "train").rename(tmp_path / "pictures")
+    with pytest.raises(ShortlistError, match="there must be a folder train"):
+        load(tmp_path)
 
 
 def test_batches_come_out_with_training_augmented(tmp_path: Path) -> None:

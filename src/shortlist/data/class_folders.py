@@ -74,10 +74,13 @@ def scan_classes(root: Path, folder: Path) -> ClassFolders:
     return ClassFolders(folder, images, ignored)
 
 
-def has_class_folders(folder: Path) -> bool:
-    """Whether a folder holds folders, rather than images."""
-    entries = [entry for entry in folder.iterdir() if not _is_hidden(entry.name)]
-    return any(entry.is_dir() for entry in entries) and not any(_is_image(entry.name) for entry in entries)
+def holds_folders(folder: Path) -> bool:
+    return any(entry.is_dir() and not _is_hidden(entry.name) for entry in folder.iterdir())
+
+
+def loose_images(folder: Path) -> list[str]:
+    """Names of the images that lie in the folder itself."""
+    return sorted(entry.name for entry in folder.iterdir() if _is_image(entry.name) and not _is_hidden(entry.name))
 
 
 def natural_order(name: str) -> tuple[tuple[str | int, ...], str]:

@@ -7,7 +7,7 @@ drawn by the configuration's seed and noted in the run. Classes are numbered in 
 from pathlib import Path
 
 from shortlist.config import DataConfig
-from shortlist.data.class_folders import has_class_folders, natural_order, scan_classes
+from shortlist.data.class_folders import holds_folders, loose_images, natural_order, scan_classes
 from shortlist.data.file_problem import file_problem
 from shortlist.data.image_files import random_resized_crop_and_flip
 from shortlist.data.splits import Problem
@@ -44,17 +44,31 @@ def load(config: DataConfig) -> Problem:
 def split_folders(root: Path) -> dict[str, Path]:
     """The folders of classes: one each for train, val and test where ``root`` has them, else ``root`` itself.
 
-    A folder ``train`` counts as a split if it holds folders and no images; else it is a class, of trains.
+    A folder ``train`` counts as a split if it holds folders; with nothing but images it is a class, of trains. What
+    could be either is an error: to guess wrong would be to test on other images than the user's own.
     """
-    folders = [entry for entry in sorted(root.iterdir()) if entry.is_dir() and has_class_folders(entry)]
-    found = {
+    folders = [entry for entry in sorted(root.iterdir()) if entry.is_dir()]
+    named = {
         part: here
         for part, names in _SPLIT_FOLDERS.items()
         if (here := [folder for folder in folders if folder.name.casefold() in names])
     }
-    if "train" not in found:
+    with_folders = [folder for here in named.values() for folder in here if holds_folders(folder)]
+    for folder in with_folders:
+        if strays := loose_images(folder):
+            raise ShortlistError(
+                f"{folder} must hold images or folders of images, and holds both: move {some_of(strays)} away, "
+                "or rename the folder if it is a class"
+            )
+    if not with_folders:
         return {"train": root}
-    for part, here in found.items():
+    if "train" not in named:
+        raise ShortlistError(
+            f"beside {with_folders[0]}, which holds folders, there must be a folder train; if it is a class, rename it"
+        )
+    for part, here in named.items():
         if len(here) > 1:
             raise ShortlistError(f"{root} must hold one folder for {part}, got {' and '.join(f.name for f in here)}")
-    return {part: here[0] for part, here in found.items()}
+        if here[0] not in with_folders:
+            raise ShortlistError(f"{here[0]} must hold a folder for each class, as {with_folders[0]} does")
+    return {part: here[0] for part, here in named.items()}

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from shortlist.config import DataConfig
-from shortlist.data.class_folders import has_class_folders, scan_classes
+from shortlist.data.class_folders import holds_folders, scan_classes
 from shortlist.data.file_problem import file_problem
 from shortlist.data.image_files import random_resized_crop_and_flip
 from shortlist.data.splits import Problem
@@ -22,7 +22,7 @@ _NAME_INDEX = "imagenet_class_index.json"
 
 def load(config: DataConfig) -> Problem:
     root = find_imagenet(data_root(config))
-    if not has_class_folders(root / "val"):
+    if not holds_folders(root / "val"):
         raise ShortlistError(
             f"{root / 'val'} must hold a folder for each WordNet identifier, as train does: sort the images first"
         )
