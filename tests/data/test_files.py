@@ -1,6 +1,9 @@
 """Image files read by worker processes."""
 
+import multiprocessing
+import os
 import pickle
+import signal
 from pathlib import Path
 
 import pytest
@@ -116,6 +119,17 @@ def test_a_batch_of_unreadable_images_is_empty_but_has_its_shape(folder: Path) -
     assert inputs.dtype == torch.float32
     assert labels.shape == indices.shape == (0,)
     assert labels.dtype == indices.dtype == torch.int64
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_workers_leave_signals_to_their_parent(folder: Path, number: signal.Signals) -> None:
+    """Terminals and schedulers send them to all processes; training ends with its step, for which it needs them."""
+    batches = split_of(folder, workers=2).batches(plan_of(*[1] * COUNT), CPU)
+    read = [next(batches)]
+    for worker in multiprocessing.active_children():
+        assert worker.pid is not None
+        os.kill(worker.pid, number)
+    assert len([*read, *batches]) == COUNT
 
 
 def test_an_empty_plan_gives_no_batches(folder: Path) -> None:

@@ -1,6 +1,7 @@
 """Data that stays in image files, read by worker processes while the network computes."""
 
 import os
+import signal
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,9 @@ from shortlist.config import DataConfig
 from shortlist.data.image_files import Transform, evaluation_transform, read_image
 from shortlist.data.splits import Preprocess, Split, mix_seed
 from shortlist.errors import ShortlistError
+
+# A worker that nobody ends after a signal ends itself.
+_GRACE_SECONDS = 30
 
 
 class FileSplit(Split):
@@ -63,6 +67,7 @@ class FileSplit(Split):
             collate_fn=reader.together,
             generator=torch.Generator(),  # else the loader draws from the one that the run's own seed set
             pin_memory=on_gpu,
+            worker_init_fn=_leave_signals_to_the_parent,
         )
         for batch in loader:
             self._note_unreadable(batch.unreadable)
@@ -80,6 +85,12 @@ class FileSplit(Split):
     def thumbnail(self, index: int) -> Tensor | None:
         image = read_image(self.root / self.files[index], self.preprocess.channels)
         return evaluation_transform(self.preprocess)(image)
+
+
+def _leave_signals_to_the_parent(worker: int) -> None:
+    """Schedulers and terminals signal all processes. The parent obeys after a step, for which it needs its workers."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, lambda number, frame: signal.alarm(_GRACE_SECONDS))
 
 
 @dataclass(frozen=True)
