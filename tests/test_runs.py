@@ -70,7 +70,8 @@ def test_another_configuration_is_not_overwritten_unless_nothing_was_trained(tmp
     with RunFolder(tmp_path).claim(config, resume=False):
         assert RunFolder(tmp_path).config == config
         RunFolder(tmp_path).save_checkpoint({}, 1)
-    with pytest.raises(ShortlistError, match="another configuration"), RunFolder(tmp_path).claim(other, resume=True):
+    wrong = r"another configuration \(seed 2, not 1\)"
+    with pytest.raises(ShortlistError, match=wrong), RunFolder(tmp_path).claim(other, resume=True):
         pass
 
 

@@ -16,11 +16,11 @@ import safetensors.torch
 import torch
 from torch import Tensor, nn
 
-from shortlist import ShortlistError, training
+from shortlist import ShortlistError, cli, training
 from shortlist.captured import undone
 from shortlist.config import DataConfig, LossConfig, ModelConfig, OptimConfig, RunConfig, TrainConfig, to_dict
 from shortlist.data import load_problem
-from shortlist.evaluation import evaluate_run
+from shortlist.evaluation import Evaluation, evaluate_run
 from shortlist.runs import RunFolder
 from shortlist.training import DivergedError, Interrupted, Trainer, train
 from shortlist.whole_files import WRITING
@@ -44,7 +44,7 @@ def shortlist(*arguments: str | Path, **options: object) -> subprocess.Completed
 
 
 def config_arguments(config: RunConfig) -> list[str]:
-    """The command line that turns the recipe for embeddings into this configuration."""
+    """The command line that turns a recipe into this configuration."""
     sections = to_dict(config)
     arguments = []
     for section in ("data", "model", "loss", "optim", "train"):
@@ -252,10 +252,94 @@ def test_a_run_goes_on_with_its_own_data_alone(tmp_path: Path, monkeypatch: pyte
     assert train(config, folder=tmp_path / "run", resume=True, quiet=True).finished
 
 
+def photos_config(root: Path, **settings: Any) -> RunConfig:
+    usual: dict[str, Any] = {"name": "folder", "root": str(root), "image_size": 16, "workers": 0}
+    return RunConfig(
+        data=DataConfig(**usual | settings),
+        model=ModelConfig(name="glyphnet"),
+        loss=LossConfig(name="cross_entropy", k=1),
+        train=TrainConfig(epochs=2, batch_size=8, ks=(1,), device="cpu"),
+    )
+
+
+def test_a_run_goes_on_with_the_training_images_that_it_began_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Also where the splits are the user's own, and nothing is held out."""
+    for part in ("train", "val", "test"):
+        put_classes(tmp_path / "photos" / part, {"elm": 6, "owl": 6})
+    config = photos_config(tmp_path / "photos")
+    with monkeypatch.context() as patch:
+        patch.setattr(Trainer, "test", lambda self: sys.exit())
+        with pytest.raises(SystemExit):
+            train(config, folder=tmp_path / "run", quiet=True)
+    moved, there = (tmp_path / "photos" / part / "elm" / "5.png" for part in ("train", "test"))
+    before = there.read_bytes()
+    moved.rename(there)
+    with pytest.raises(ShortlistError, match="the training images are not those"):
+        train(config, folder=tmp_path / "run", resume=True, quiet=True)
+    cli.evaluate([str(tmp_path / "run"), "--device", "cpu"])
+    assert "these may be among them" in capsys.readouterr().err
+    there.rename(moved)
+    there.write_bytes(before)
+    assert train(config, folder=tmp_path / "run", resume=True, quiet=True).finished
+    cli.evaluate([str(tmp_path / "run"), "--device", "cpu"])
+    assert "these may be among them" not in capsys.readouterr().err
+
+
+def test_a_run_goes_on_where_its_data_is_now_and_however_it_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put_classes(tmp_path / "photos", {"elm": 12, "owl": 12})
+    with monkeypatch.context() as patch:
+        patch.setattr(Trainer, "test", lambda self: sys.exit())
+        with pytest.raises(SystemExit):
+            train(photos_config(tmp_path / "photos"), folder=tmp_path / "run", quiet=True)
+    (tmp_path / "photos").rename(tmp_path / "moved")
+    config = photos_config(tmp_path / "moved", on_bad_image="skip", workers=1)
+    run = train(config, folder=tmp_path / "run", resume=True, quiet=True)
+    assert run.finished
+    assert evaluate_run(run, device="cpu")[0].metrics == run.read_json("final.json")["test"]
+
+
+def test_a_run_is_no_class(tmp_path: Path) -> None:
+    put_classes(tmp_path / "photos", {"elm": 12, "owl": 12})
+    with pytest.raises(ShortlistError, match="the folder of the run, must not be in"):
+        train(photos_config(tmp_path / "photos"), folder=tmp_path / "photos" / "runs" / "first", quiet=True)
+    for part in ("train", "val"):
+        put_classes(tmp_path / "split" / part, {"elm": 12, "owl": 12})
+    assert train(photos_config(tmp_path / "split"), folder=tmp_path / "split" / "runs", quiet=True).finished
+
+
+def test_cosines_without_a_scale_are_refused(data: Path, tmp_path: Path) -> None:
+    config = small_config(data, model=ModelConfig(name="none", head="cosine"), loss=LossConfig(name="cross_entropy"))
+    with pytest.raises(ShortlistError, match=r"model\.head must be linear for cross_entropy"):
+        train(config, folder=tmp_path, quiet=True)
+
+
+def test_of_epochs_alike_the_one_that_is_better_at_smaller_k_is_kept(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Top-5 accuracy of few validation images is whole long before the network has learned."""
+    top1 = [0.2, 0.9, 0.4, 0.9, 0.1]
+
+    def evaluated(trainer: Trainer, split: str) -> Evaluation:
+        made_up = evaluate_split(trainer, split)
+        better: dict[str, float | None] = {"macro_top3": 1.0, "macro_top1": top1[min(trainer.at.epoch, 4)]}
+        return replace(made_up, metrics=made_up.metrics | better)
+
+    evaluate_split = Trainer._evaluate
+    monkeypatch.setattr(Trainer, "_evaluate", evaluated)
+    settings = TrainConfig(epochs=5, batch_size=16, ks=(1, 3), device="cpu")
+    run = train(small_config(data, train=settings), folder=tmp_path, quiet=True)
+    assert run.read_json("final.json")["best_epoch"] == 3, "the later one of two"
+
+
 def test_a_network_that_says_nothing_is_not_always_right(tmp_path: Path) -> None:
     arrays = dict(np.load(write_embeddings(tmp_path / "points.npz")))
     np.savez(tmp_path / "zeros.npz", **{name: 0 * each if name[-1] == "x" else each for name, each in arrays.items()})
-    config = small_config(tmp_path / "zeros.npz", model=ModelConfig(name="none", head="cosine"))
+    loss = LossConfig(name="ldam", k=3)
+    config = small_config(tmp_path / "zeros.npz", model=ModelConfig(name="none", head="cosine"), loss=loss)
     with pytest.raises(DivergedError, match="after epoch 1 all suggestions have the same score"):
         train(config, folder=tmp_path / "run", quiet=True)
 
@@ -263,18 +347,7 @@ def test_a_network_that_says_nothing_is_not_always_right(tmp_path: Path) -> None
 def test_validation_images_that_cannot_be_read_are_no_verdict_on_the_network(tmp_path: Path) -> None:
     put_classes(tmp_path / "photos" / "train", {"elm": 12, "owl": 12})
     put_classes(tmp_path / "photos" / "val", {"elm": 2, "owl": 2})
-    config = RunConfig(
-        data=DataConfig(
-            name="folder",
-            root=str(tmp_path / "photos"),
-            image_size=16,
-            workers=0,
-            on_bad_image="skip",
-        ),
-        model=ModelConfig(name="glyphnet"),
-        loss=LossConfig(name="cross_entropy", k=1),
-        train=TrainConfig(epochs=1, batch_size=8, ks=(1,), device="cpu"),
-    )
+    config = photos_config(tmp_path / "photos", on_bad_image="skip")
     first, *others = sorted((tmp_path / "photos" / "val").rglob("*.*"))
     for file in others:
         file.write_bytes(b"no picture")
@@ -287,13 +360,7 @@ def test_validation_images_that_cannot_be_read_are_no_verdict_on_the_network(tmp
 def test_a_folder_called_by_what_is_no_text_is_a_class_too(tmp_path: Path) -> None:
     name = os.fsdecode(b"caf\xe9")
     put_classes(tmp_path / "photos", {name: 12, "owl": 12})
-    config = RunConfig(
-        data=DataConfig(name="folder", root=str(tmp_path / "photos"), image_size=16, workers=0),
-        model=ModelConfig(name="glyphnet"),
-        loss=LossConfig(name="cross_entropy", k=1),
-        train=TrainConfig(epochs=1, batch_size=8, ks=(1,), device="cpu"),
-    )
-    run = train(config, folder=tmp_path / "run", quiet=True)
+    run = train(photos_config(tmp_path / "photos"), folder=tmp_path / "run", quiet=True)
     assert run.read_json("classes.json")["names"] == [name, "owl"]
     assert r"caf\udce9" in (run.path / "test_per_class.csv").read_text()
 

@@ -23,7 +23,7 @@ from rich.table import Table
 
 from shortlist import recipes
 from shortlist.bench import Suite
-from shortlist.config import RunConfig
+from shortlist.config import RunConfig, differences
 from shortlist.errors import ShortlistError
 from shortlist.reproduce import Scale
 
@@ -58,7 +58,7 @@ def train(arguments: list[str]) -> None:
         folder = parsed.out / f"s{seed}" if parsed.out and parsed.seeds else parsed.out
         seeded = dataclasses.replace(config, seed=seed)
         done = RunFolder(folder or default_folder(seeded))
-        if parsed.seeds and parsed.resume and done.finished and done.config == seeded:
+        if parsed.seeds and parsed.resume and done.finished and not differences(done.config, seeded):
             _say(f"{done.path} has finished before")
             continue
         run = train(seeded, folder=folder, resume=parsed.resume)
@@ -92,8 +92,11 @@ def evaluate(arguments: list[str]) -> None:
     run = RunFolder.existing(parsed.run)  # before what takes seconds to import
 
     from shortlist.evaluation import evaluate_run
+    from shortlist.recorded_data import has_other_training_images
 
     result, problem = evaluate_run(run, split=parsed.split, ks=parsed.ks, root=parsed.root, device=parsed.device)
+    if has_other_training_images(problem, run):
+        _say(f"the training images are not those that {run.path} was trained on: these may be among them")
     print(json.dumps(result.metrics, indent=1))
     if parsed.csv is not None:
         write_file(parsed.csv, result.per_class_csv(problem).encode())

@@ -272,6 +272,32 @@ def changed(config: RunConfig, changes: Changes) -> RunConfig:
     return from_dict(settings)
 
 
+_HOW_AND_WHERE = ("data.root", "data.workers", "data.on_bad_image", "train.device", "train.eval_batch_size")
+
+
+def differences(config: RunConfig, other: RunConfig) -> list[str]:
+    """In which settings they are not the same run; where its data lies, and how it is read, makes it no other.
+
+    Example:
+        >>> differences(RunConfig(seed=1), changed(RunConfig(), {"train.epochs": 7, "data.root": "elsewhere"}))
+        ['seed 1, not 0', 'train.epochs 10, not 7']
+    """
+    ours, theirs = _flat(to_dict(config)), _flat(to_dict(other))
+    return [
+        f"{name} {value}, not {theirs[name]}"
+        for name, value in ours.items()
+        if name not in _HOW_AND_WHERE and theirs[name] != value
+    ]
+
+
+def _flat(settings: dict[str, Any]) -> dict[str, Any]:
+    """By their names on the command line."""
+    flat: dict[str, Any] = {}
+    for name, value in settings.items():
+        flat |= {f"{name}.{inner}": each for inner, each in value.items()} if isinstance(value, dict) else {name: value}
+    return flat
+
+
 def _build(kind: type[Any], settings: Any, path: str) -> Any:
     name = path[:-1] or "the configuration"
     if dataclasses.is_dataclass(kind):

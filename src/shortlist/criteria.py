@@ -6,7 +6,7 @@ from collections.abc import Callable
 from torch import Tensor, nn
 
 from shortlist import losses
-from shortlist.config import SETTINGS_OF, LossConfig, LossName
+from shortlist.config import SETTINGS_OF, LossConfig, LossName, RunConfig
 from shortlist.errors import ShortlistError
 
 _MODULES: dict[LossName, Callable[..., nn.Module]] = {
@@ -23,6 +23,18 @@ _MODULES: dict[LossName, Callable[..., nn.Module]] = {
     "imbalanced_noised_topk_hinge": losses.ImbalancedNoisedTopKHinge,
 }
 _KNOW_CLASS_COUNTS = (losses.LDAMLoss, losses.LogitAdjustedLoss, losses.ImbalancedNoisedTopKHinge)
+
+
+def refuse_cosines_without_scale(config: RunConfig) -> None:
+    """Raise an error if the network's scores are cosines and the loss has nothing to spread them with.
+
+    Cross-entropy of scores between -1 and 1 cannot get small however well the classes are told apart.
+    """
+    if config.model.head == "cosine" and "scale" not in SETTINGS_OF[config.loss.name]:
+        raise ShortlistError(
+            f"model.head must be linear for {config.loss.name}, which has no scale to spread cosines with; "
+            "cross-entropy with one is loss.name ldam with loss.max_margin 0"
+        )
 
 
 def build_loss(config: LossConfig, class_counts: Tensor) -> nn.Module:

@@ -21,3 +21,18 @@ def refuse_other_data(problem: Problem, run: RunFolder) -> None:
             f"the data has changed: other images would be held out for validation and test than {run.path} had; "
             "put back what it was trained on"
         )
+
+
+def has_other_training_images(problem: Problem, run: RunFolder) -> bool:
+    """Whether files came or went since the run began, in whichever way the data was split; False if nobody noted it."""
+    recorded = run.read_json("facts.json").get("train_digest")
+    return recorded is not None and problem.facts.get("train_digest") != recorded
+
+
+def refuse_other_training_images(problem: Problem, run: RunFolder) -> None:
+    """Raise an error unless a run that goes on would go on with the images, and in the order, that it began with."""
+    if has_other_training_images(problem, run):
+        raise ShortlistError(
+            f"the data has changed: the training images are not those that {run.path} began with; put them back, or "
+            "begin a run in another folder"
+        )

@@ -33,7 +33,7 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from shortlist.config import RunConfig, from_dict, to_dict
+from shortlist.config import RunConfig, differences, from_dict, to_dict
 from shortlist.errors import ShortlistError
 from shortlist.whole_files import WRITING, explained, locked, write_file
 
@@ -91,8 +91,7 @@ class RunFolder:
             self._check_claim(config, resume=resume)
             for leftover in self.path.rglob(f"{WRITING}*"):  # of a writer that was killed
                 leftover.unlink()
-            if not self._begun:
-                self.write_json("config.json", to_dict(config))
+            self.write_json("config.json", to_dict(config))  # of a run that goes on: where its data is now
             yield
 
     @property
@@ -116,8 +115,10 @@ class RunFolder:
 
     def _check_claim(self, config: RunConfig, *, resume: bool) -> None:
         if self._begun:
-            if self.config != config:
-                raise ShortlistError(f"{self.path} holds a run with another configuration; choose another folder")
+            if wrong := differences(self.config, config):
+                raise ShortlistError(
+                    f"{self.path} holds a run with another configuration ({'; '.join(wrong)}): choose another folder"
+                )
             if self.finished:
                 raise FinishedError(f"{self.path} has already finished; `shortlist report {self.path}` shows it")
             if not resume:

@@ -27,7 +27,7 @@ from torch.utils.tensorboard import SummaryWriter
 
 from shortlist.captured import CapturedStep
 from shortlist.config import OptimConfig, RunConfig
-from shortlist.criteria import build_loss
+from shortlist.criteria import build_loss, refuse_cosines_without_scale
 from shortlist.data import load_problem
 from shortlist.data.splits import Problem, evaluation_plan, mix_seed, training_plan
 from shortlist.data.tensors import TensorSplit
@@ -36,7 +36,7 @@ from shortlist.evaluation import Evaluation, evaluate
 from shortlist.models import build_model
 from shortlist.pictures import save_pictures
 from shortlist.progress import TrainingProgress
-from shortlist.recorded_data import refuse_other_data
+from shortlist.recorded_data import refuse_other_data, refuse_other_training_images
 from shortlist.runs import RunFolder, default_folder, environment, file_digest
 from shortlist.schedule import learning_rate
 from shortlist.whole_files import write_file
@@ -70,6 +70,8 @@ class Position:
     """Spent on training steps since the run began."""
     best_epoch: int = -1
     best_value: float = -1.0
+    best_at_smaller_ks: list[float] = field(default_factory=list)
+    """What decides between epochs of the same value: the largest of these K first."""
     skipped: list[str] = field(default_factory=list)
     """Images that could not be read, on any rank, when the checkpoint was written."""
 
@@ -125,7 +127,12 @@ class Trainer:
         self.stop_asked = False
         """Whether a stop was asked for when no step was left in which to obey."""
         self.writes = fabric.is_global_zero
+        refuse_cosines_without_scale(config)
         self.problem: Problem = load_problem(config.data)
+        if config.data.name == "folder":
+            from shortlist.data.folder import refuse_run_among_classes
+
+            refuse_run_among_classes(run.path, config.data)
         torch.manual_seed(mix_seed(config.seed, _INIT))
         model: nn.Module = build_model(config.model, self.problem.input_shape, len(self.problem.classes))
         if max(config.train.ks) > len(self.problem.classes):
@@ -208,6 +215,7 @@ class Trainer:
         state = self.folder.load_checkpoint(self.progress.say)
         if state is not None:
             refuse_other_data(self.problem, self.folder)
+            refuse_other_training_images(self.problem, self.folder)
             self.plain_model.load_state_dict(state["model"])
             for saved, ours in zip(state["optimizer"]["param_groups"], self.optimizer.param_groups, strict=True):
                 saved["fused"] = ours["fused"]  # not what is computed but how, here and now
@@ -349,9 +357,13 @@ class Trainer:
             raise ShortlistError(f"no training image could be read: {self.problem.train.skipped[-1]} and all others")
         train_loss = self._sum_over_ranks(self.at.loss_sum) / images
         rate = len(self.problem.train) * (self.at.epoch + 1) / self.at.seconds
-        best = value > self.at.best_value
+        average, _, k = self.config.select_metric.rpartition("_top")
+        smaller_ks = [each for each in reversed(self.config.all_ks) if each < int(k)]
+        at_smaller_ks = [metrics[f"{average}_top{each}"] or 0.0 for each in smaller_ks]
+        # Of equals the later: where few images decide, accuracy is at its best long before the network is.
+        best = [value, *at_smaller_ks] >= [self.at.best_value, *self.at.best_at_smaller_ks]
         if best:
-            self.at.best_epoch, self.at.best_value = self.at.epoch, value
+            self.at.best_epoch, self.at.best_value, self.at.best_at_smaller_ks = self.at.epoch, value, at_smaller_ks
         if self.writes:
             line = {"epoch": self.at.epoch, "train_loss": train_loss, "lr": self.optimizer.param_groups[0]["lr"]}
             line |= {"train_seconds": self.at.seconds} | {f"val_{name}": each for name, each in metrics.items()}

@@ -1,5 +1,7 @@
 """The common end of every data set of image files: hold out what is missing, alter the training images, make splits."""
 
+import hashlib
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,7 +25,7 @@ def file_problem(
     """A problem out of the listings of ``train`` and, where the data has them, ``val`` and ``test``.
 
     What is missing is taken from the training images, ``config.val_fraction`` of each class for each, and the files are
-    noted in the facts.
+    noted in the facts; of the training images, which may be millions, only a digest.
     """
     given = dict(given)
     facts: dict[str, Any] = {}
@@ -37,6 +39,7 @@ def file_problem(
 
     kept, thinning = thinned(given["train"].labels, len(classes), config)
     train = given["train"].subset(kept)
+    facts["train_digest"] = _digest(train)
     train_labels, noise = noisy(train.labels, len(classes), config)
     preprocess = file_preprocess(config.image_size)
     transform = training_transform(preprocess) if config.augment == "auto" else None
@@ -50,3 +53,10 @@ def file_problem(
         preprocess=preprocess,
         facts={**facts, **thinning, **noise},
     )
+
+
+def _digest(listing: Listing) -> str:
+    digest = hashlib.sha256()
+    for file, label in zip(listing.files, listing.labels.tolist(), strict=True):
+        digest.update(os.fsencode(f"{file}\n{label}\n"))
+    return digest.hexdigest()

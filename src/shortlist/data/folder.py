@@ -41,6 +41,16 @@ def load(config: DataConfig) -> Problem:
     return problem
 
 
+def refuse_run_among_classes(run: Path, config: DataConfig) -> None:
+    """Raise an error if the run's folder would be one of the classes, with its pictures for images."""
+    for folder in split_folders(Path(config.root).expanduser()).values():
+        if run.resolve().is_relative_to(folder.resolve()):
+            raise ShortlistError(
+                f"{run}, the folder of the run, must not be in {folder}, where every folder is a class: "
+                "choose another by --out, or call the program from elsewhere"
+            )
+
+
 def split_folders(root: Path) -> dict[str, Path]:
     """The folders of classes: one each for train, val and test where ``root`` has them, else ``root`` itself.
 
