@@ -376,15 +376,15 @@ def test_compiled_function_transforms_do_without_kernels() -> None:
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")  # of the rules' own code
-@pytest.mark.parametrize("reduction", ["none", "mean"])
+@pytest.mark.parametrize("reduction", ["none", "mean", "sum"])
 def test_the_operators_keep_torchs_rules(reduction: str) -> None:
     scores, target = draw(3, 20, 1.0)
     seed = torch.tensor([SEED], device=DEVICE)
     here = scores.to(DEVICE).requires_grad_()
     arguments = (here, target.to(DEVICE), None, None, seed, 3, 1.0, 0.3, 2, -100, reduction)
     torch.library.opcheck(noised_operator._forward, arguments)
-    loss, classes, floats = (each.detach() for each in noised_operator._forward(*arguments))
-    backward = (torch.ones_like(loss), target.to(DEVICE), classes, floats, 20, scores.dtype, reduction)
+    loss, *kept = (each.detach() for each in noised_operator._forward(*arguments))
+    backward = (torch.ones_like(loss), target.to(DEVICE), *kept, 20, scores.dtype, reduction)
     torch.library.opcheck(noised_operator._backward, backward)
 
 

@@ -259,22 +259,13 @@ class RowResults:
     """What the draws leave, and the loss is made of."""
 
     def __init__(self, num_rows: int, num_draws: int, reduction: str, device: torch.device) -> None:
-        self.floats = torch.empty(self.num_floats(num_rows, num_draws), dtype=torch.float32, device=device)
+        floats = torch.empty(4 + num_rows * (3 + num_draws), dtype=torch.float32, device=device)
         sizes = [4, num_rows, num_rows, num_rows, num_rows * num_draws]
-        self.total_share, self.base_R, self.share_R, loss_R, self.values_RB = self.floats.split_with_sizes(sizes)
+        self.total_share, self.base_R, self.share_R, loss_R, self.values_RB = floats.split_with_sizes(sizes)
         self.classes_RB = torch.empty(num_rows, num_draws, dtype=torch.int32, device=device)
         self.loss = torch.empty(num_rows if reduction == "none" else (), dtype=torch.float32, device=device)
         self._loss_R = self.loss if reduction == "none" else loss_R
         self.finish = _REDUCTIONS[reduction], min(256, power_of_2(num_rows)), min(128, power_of_2(num_draws))
-
-    @staticmethod
-    def num_floats(num_rows: int, num_draws: int) -> int:
-        return 4 + num_rows * (3 + num_draws)
-
-    @staticmethod
-    def slopes_in(floats: Tensor, num_rows: int) -> tuple[Tensor, Tensor]:
-        """What the gradient takes of ``floats``: each row's slope, and the sum of their shares."""
-        return floats[4 : 4 + num_rows], floats[:4]
 
     def pointers(self) -> tuple[Tensor, ...]:
         return self.base_R, self.share_R, self.values_RB, self.classes_RB, self._loss_R, self.loss, self.total_share

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from shortlist._noise import rank_key
 from shortlist.kernels import noised
-from shortlist.kernels.noised import Labels, RowResults, Seed, Settings
+from shortlist.kernels.noised import Labels, Seed, Settings
 from shortlist.kernels.words import SEED_BITS
 
 
@@ -53,13 +53,15 @@ def _forward(
     num_draws: int,
     ignore_index: int,
     reduction: str,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """The loss, and what its gradient is made of: the classes of the draws, and numbers of the rows."""
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The loss, and what its gradient is made of: classes of the draws, slopes of the rows, the sum of their shares."""
     settings = Settings.of(k, scale, epsilon, num_draws, reduction)
     words = seed.repeat(noised.words_for(scores_RL.shape, settings))
     labels = Labels.of(target_R, margins_L, weight_L, ignore_index)
     rows = noised.results_of_rows(scores_RL, labels, settings, Seed(words, rank_key(None)))
-    return rows.loss, rows.classes_RB, rows.floats
+    # Copies: what an operator returns must not be parts of one memory. Only a mean has its rows' shares added up.
+    total_share = rows.total_share[:1].clone() if reduction == "mean" else rows.base_R.new_ones(1)
+    return rows.loss, rows.classes_RB, rows.base_R.clone(), total_share
 
 
 @_forward.register_fake
@@ -75,12 +77,12 @@ def _(
     num_draws: int,
     ignore_index: int,
     reduction: str,
-) -> tuple[Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     num_rows = scores_RL.shape[0]
     loss = scores_RL.new_empty((num_rows,) if reduction == "none" else (), dtype=torch.float32)
     classes_RB = scores_RL.new_empty((num_rows, num_draws), dtype=torch.int32)
-    floats = scores_RL.new_empty((RowResults.num_floats(num_rows, num_draws),), dtype=torch.float32)
-    return loss, classes_RB, floats
+    slope_R, total_share = (scores_RL.new_empty((size,), dtype=torch.float32) for size in (num_rows, 1))
+    return loss, classes_RB, slope_R, total_share
 
 
 @torch.library.custom_op("shortlist::noised_hinge_backward", mutates_args=())
@@ -88,12 +90,12 @@ def _backward(
     grad_loss: Tensor,
     target_R: Tensor,
     classes_RB: Tensor,
-    floats: Tensor,
+    slope_R: Tensor,
+    total_share: Tensor,
     num_classes: int,
     dtype: torch.dtype,
     reduction: str,
 ) -> Tensor:
-    slope_R, total_share = RowResults.slopes_in(floats, len(target_R))
     return noised.gradient(
         grad_loss, target_R.contiguous(), classes_RB, slope_R, total_share, num_classes, dtype, reduction
     )
@@ -104,7 +106,8 @@ def _(
     grad_loss: Tensor,
     target_R: Tensor,
     classes_RB: Tensor,
-    floats: Tensor,
+    slope_R: Tensor,
+    total_share: Tensor,
     num_classes: int,
     dtype: torch.dtype,
     reduction: str,
@@ -112,10 +115,10 @@ def _(
     return grad_loss.new_empty((target_R.shape[0], num_classes), dtype=dtype)
 
 
-def _keep_for_backward(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
+def _keep_for_backward(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
     scores_RL, target_R, *_, reduction = inputs
-    _, classes_RB, floats = output
-    ctx.save_for_backward(target_R, classes_RB, floats)
+    _, classes_RB, slope_R, total_share = output
+    ctx.save_for_backward(target_R, classes_RB, slope_R, total_share)
     ctx.num_classes, ctx.dtype, ctx.reduction = scores_RL.shape[1], scores_RL.dtype, reduction
 
 
