@@ -12,7 +12,7 @@ import safetensors.torch
 import torch
 from PIL import Image
 
-from shortlist import recipes
+from shortlist import cli, recipes
 from shortlist.evaluation import evaluate_run
 from shortlist.predicting import Predictor
 from shortlist.runs import RunFolder
@@ -196,6 +196,8 @@ def test_an_unreadable_image_ends_the_run_or_is_counted(images: Path, tmp_path: 
     broken = [file for file in files if (photos / file).stat().st_size < (images / file).stat().st_size]
     assert broken
     assert run.read_json("final.json")["skipped_images"] == len(broken)
+    assert run.read_json("final.json")["skipped_files"] == sorted(broken)
+    assert f"left out, as they could not be read: {len(broken)}: " in done.stderr
     # Nothing was trained by the process that ends the run, and on two ranks each file is one rank's or the other's.
     (run.path / "final.json").unlink()
     assert shortlist("train", "folder", *skipping, "--resume").returncode == 0
@@ -243,6 +245,26 @@ def test_a_mistake_is_answered_with_what_to_do(
     assert message in done.stderr
     assert "Traceback" not in done.stderr
     assert list(tmp_path.iterdir()) == [], "a mistake leaves nothing behind"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "milestones"),
+    [
+        ("", (20, 25)),
+        ("--train.epochs 60", (40, 50)),
+        ("--train.epochs=60 --loss.k 3", (40, 50)),
+        ("--train.epochs 3", (2,)),
+        ("--train.epochs 1", ()),
+        ("--train.epochs 60 --optim.milestones 5 6", (5, 6)),
+        ("--optim.milestones --train.epochs 60", ()),
+    ],
+)
+def test_a_run_of_another_length_slows_down_at_the_same_shares_of_it(
+    arguments: str, milestones: tuple[int, ...]
+) -> None:
+    """It once ended with most of its epochs at a hundredth of the rate, or was refused."""
+    _, config = cli._parse_recipe(cli._TrainArguments, ["folder", *arguments.split()], "train")
+    assert config.optim.milestones == milestones
 
 
 def test_help_lists_every_command_and_recipe() -> None:

@@ -113,7 +113,7 @@ def test_ctrl_c_stops_with_a_checkpoint_and_resuming_ends_the_same(data: Path, t
         [*command, "--out", tmp_path / "run"], stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
     assert process.stderr is not None
-    assert "epoch 1/200" in process.stderr.readline()
+    assert any("epoch 1/200" in line for line in process.stderr)
     process.send_signal(signal.SIGINT)
     _, messages = process.communicate(timeout=120)
     assert process.returncode == 130, messages
@@ -333,6 +333,28 @@ def test_of_epochs_alike_the_one_that_is_better_at_smaller_k_is_kept(
     settings = TrainConfig(epochs=5, batch_size=16, ks=(1, 3), device="cpu")
     run = train(small_config(data, train=settings), folder=tmp_path, quiet=True)
     assert run.read_json("final.json")["best_epoch"] == 3, "the later one of two"
+
+
+def test_what_was_found_is_said_before_it_is_trained_on(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    put_classes(tmp_path / "photos", {"elm": 12, "owl": 24})
+    (tmp_path / "photos" / "elm" / "IMG_1.HEIC").touch()
+    train(photos_config(tmp_path / "photos"), folder=tmp_path / "run")
+    said = capfd.readouterr().err.partition("epoch 1/2")[0]
+    assert "2 classes, 30 training, 3 validation and 3 test images" in said
+    assert "not read as images: 1: elm/IMG_1.HEIC" in said
+
+
+def test_a_network_that_suggests_the_same_for_all_images_is_told_of_once(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def all_alike(trainer: Trainer, split: str) -> Evaluation:
+        found = evaluate_split(trainer, split)
+        return replace(found, suggestions=found.suggestions[:1].expand_as(found.suggestions).contiguous())
+
+    evaluate_split = Trainer._evaluate
+    monkeypatch.setattr(Trainer, "_evaluate", all_alike)
+    train(small_config(data), folder=tmp_path)
+    assert capfd.readouterr().err.count("all validation images have the same suggestions") == 1
 
 
 def test_a_network_that_says_nothing_is_not_always_right(tmp_path: Path) -> None:

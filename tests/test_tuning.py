@@ -121,6 +121,14 @@ def test_the_command_line_tells_all_that_differs_from_the_recipe() -> None:
     )
 
 
+@pytest.mark.parametrize("changes", [{}, {"train.epochs": 400}, {"train.epochs": 400, "optim.milestones": [200, 300]}])
+def test_the_command_line_trains_that_very_configuration(changes: dict[str, Any]) -> None:
+    """Without a word of them, the milestones of another length would be scaled."""
+    config = changed(recipes.build("cifar100_table4_noised_p00"), changes)
+    _, _, *arguments = shlex.split(command_line(config))
+    assert cli._parse_recipe(cli._TrainArguments, arguments, "train")[1] == config
+
+
 WRONG: list[tuple[dict[str, Any], str]] = [
     ({"trials": 0}, "trials must be at least 1, got 0"),
     ({"lost_after": -1.0}, "lost_after must be a finite number of hours >= 0, got -1"),

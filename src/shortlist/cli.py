@@ -91,10 +91,13 @@ def evaluate(arguments: list[str]) -> None:
 
     run = RunFolder.existing(parsed.run)  # before what takes seconds to import
 
+    from shortlist.data.stratify import some_of
     from shortlist.evaluation import evaluate_run
     from shortlist.recorded_data import has_other_training_images
 
     result, problem = evaluate_run(run, split=parsed.split, ks=parsed.ks, root=parsed.root, device=parsed.device)
+    if skipped := problem.split(parsed.split).skipped:
+        _say(f"left out, as they could not be read: {len(skipped)}: {some_of(skipped)}")
     if has_other_training_images(problem, run):
         _say(f"the training images are not those that {run.path} was trained on: these may be among them")
     print(json.dumps(result.metrics, indent=1))
@@ -455,9 +458,21 @@ def _print_table(table: Table) -> None:
 def _parse_recipe(kind: type[RunConfig], arguments: list[str], command: str) -> tuple[Any, RunConfig]:
     """What follows the command: a recipe's name, then fields; parsed, and the configuration alone."""
     recipe = recipes.build(arguments[0])
+    arguments = [*arguments, *_milestones_for(recipe, arguments)]
     fields = {field.name: getattr(recipe, field.name) for field in dataclasses.fields(recipe)}
     parsed = _parse(kind, arguments[1:], f"{command} {arguments[0]}", default=kind(**fields))
     return parsed, RunConfig(**{name: getattr(parsed, name) for name in fields})
+
+
+def _milestones_for(recipe: RunConfig, arguments: Sequence[str]) -> list[str]:
+    """What to add for a run of another length that says nothing of its learning rate: it falls at the same shares."""
+    given = re.search(r"--train\.epochs[ =](\d+)(?!\S)", " ".join(arguments))
+    if given is None or not recipe.optim.milestones or any(each.startswith("--optim.milestones") for each in arguments):
+        return []
+    places = list(map(str, recipes.scaled_milestones(recipe, int(given[1]))))
+    if int(given[1]) != recipe.train.epochs:
+        _say(f"the learning rate falls at epochs {', '.join(places) or 'none'}, in proportion to the recipe's")
+    return ["--optim.milestones", *places]
 
 
 def _list_recipes(command: str) -> None:

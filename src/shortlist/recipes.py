@@ -39,6 +39,19 @@ def build(name: str) -> RunConfig:
     return replace(RECIPES[name](), recipe=name)
 
 
+def scaled_milestones(recipe: RunConfig, epochs: int) -> list[int]:
+    """Where the learning rate drops in a run of another length: at the same shares of it.
+
+    Example:
+        >>> scaled_milestones(build("cifar100_table4_noised_p00"), 100)
+        [50, 75]
+    """
+    if epochs == recipe.train.epochs:
+        return list(recipe.optim.milestones)
+    places = {round(milestone * epochs / recipe.train.epochs) for milestone in recipe.optim.milestones}
+    return sorted(place for place in places if 0 < place < epochs)
+
+
 def _add(name: str, text: str, recipe: Callable[[], RunConfig]) -> None:
     RECIPES[name] = recipe
     HELP[name] = text

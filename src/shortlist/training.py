@@ -30,6 +30,7 @@ from shortlist.config import OptimConfig, RunConfig
 from shortlist.criteria import build_loss, refuse_cosines_without_scale
 from shortlist.data import load_problem
 from shortlist.data.splits import Problem, evaluation_plan, mix_seed, training_plan
+from shortlist.data.stratify import some_of
 from shortlist.data.tensors import TensorSplit
 from shortlist.errors import ShortlistError
 from shortlist.evaluation import Evaluation, evaluate
@@ -165,6 +166,8 @@ class Trainer:
                 f"{fabric.world_size} ranks of {config.train.accumulate} parts"
             )
         self.at = Position()
+        self.warned = False
+        """Whether it was said that the network makes no difference between images."""
         self.progress = TrainingProgress(config.train.epochs, self.steps, enabled=self.writes and not quiet)
         self.events: SummaryWriter | None = None
 
@@ -223,6 +226,7 @@ class Trainer:
             self.fabric.strategy.precision.load_state_dict(state["precision"])
             self.at = Position(**state["position"])
             self.progress.say(f"resuming {self.folder.path} at epoch {self.at.epoch + 1}, step {self.at.step}")
+        self.progress.say(_found(self.problem))
         if not self.writes:
             return
         if state is not None and self.at.step == 0 and self.at.best_epoch == self.at.epoch - 1:
@@ -346,6 +350,7 @@ class Trainer:
                 f"after epoch {self.at.epoch + 1} all suggestions have the same score, for every validation image: "
                 "try a lower optim.lr or optim.warmup_epochs, and look at the data"
             )
+        self._look_at(validation.suggestions[read])
         metrics = validation.metrics
         value = metrics[self.config.select_metric]
         if value is None:
@@ -372,6 +377,12 @@ class Trainer:
             self.progress.epoch(self.at.epoch, train_loss, self.config.select_metric, value, rate, best)
         self.at.epoch, self.at.step, self.at.loss_sum, self.at.images = self.at.epoch + 1, 0, 0.0, 0
         self._checkpoint(best=best)
+
+    def _look_at(self, suggestions: Tensor) -> None:
+        """Say once, if it is so, that the network makes no difference between images."""
+        if not self.warned and len(suggestions) > 1 and (suggestions == suggestions[0]).all():
+            self.warned = True
+            self.progress.say(f"after epoch {self.at.epoch + 1} all validation images have the same suggestions")
 
     def _evaluate(self, split: str) -> Evaluation:
         if self.fabric.world_size > 1:  # batch statistics were gathered on each rank apart
@@ -434,6 +445,8 @@ class Trainer:
         self.plain_model.load_state_dict(self.folder.load_best())
         test = self._evaluate("test")
         skipped = self._skipped()
+        if skipped:
+            self.progress.say(f"left out, as they could not be read: {len(skipped)}: {some_of(skipped)}")
         if not self.writes:
             return
         (best_line,) = (line for line in self.folder.metrics() if line["epoch"] == self.at.best_epoch)
@@ -450,9 +463,18 @@ class Trainer:
                 "test": test.metrics,
                 "train_seconds": self.at.seconds,
                 "skipped_images": len(skipped),
+                "skipped_files": skipped,
                 "best_sha256": file_digest(self.folder.path / "best.safetensors"),
             },
         )
+
+
+def _found(problem: Problem) -> str:
+    """What was found of the data, for a person to compare with what should be there."""
+    train, val, test = (f"{len(split):,}" for split in (problem.train, problem.val, problem.test))
+    found = f"{len(problem.classes):,} classes, {train} training, {val} validation and {test} test images"
+    ignored = problem.facts.get("ignored_files")
+    return f"{found}; not read as images: {ignored}" if ignored else found
 
 
 class _StopRequests:

@@ -186,6 +186,8 @@ def command_line(config: RunConfig) -> str:
     """
     words = ["shortlist", "train", config.recipe]
     changed, original = to_dict(config), to_dict(recipes.build(config.recipe))
+    if changed["train"]["epochs"] != original["train"]["epochs"]:
+        original["optim"]["milestones"] = None  # unless they are given, they follow the epochs
     if changed["seed"] != original["seed"]:
         words += ["--seed", str(changed["seed"])]
     for section in ("data", "model", "loss", "optim", "train"):

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
-from PIL import ExifTags, Image
+from PIL import ExifTags, Image, features
 from torch import Tensor
 from torchvision.transforms import v2
 
@@ -13,6 +13,7 @@ from shortlist.errors import ShortlistError
 
 SUFFIXES = frozenset(
     {".bmp", ".gif", ".jfif", ".jpeg", ".jpg", ".pbm", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"}
+    | ({".avif"} if features.check("avif") else set())  # not in every Pillow
 )
 
 # What makes an image upright, by the orientation that its camera noted.

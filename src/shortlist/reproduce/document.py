@@ -3,12 +3,13 @@
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
+from shortlist import recipes
 from shortlist.config import RunConfig
 from shortlist.errors import ShortlistError
 from shortlist.marked_pages import MarkedPage
 from shortlist.report.formats import counted
 from shortlist.report.names import loss_settings, shown
-from shortlist.reproduce.experiment import Experiment, scaled_milestones
+from shortlist.reproduce.experiment import Experiment
 from shortlist.reproduce.figures import FIGURES, from_results
 from shortlist.reproduce.registry import COLUMN_NAMES, EXPERIMENTS
 from shortlist.reproduce.results import Result, read_results, results_file
@@ -96,7 +97,7 @@ def _length(recipe: RunConfig, epochs: int) -> str:
     """Epochs, and what becomes of the learning rate in them."""
     optim = recipe.optim
     changes = [f"rising until {shown(optim.warmup_epochs)}"] if optim.warmup_epochs else []
-    if drops := scaled_milestones(recipe, epochs):
+    if drops := recipes.scaled_milestones(recipe, epochs):
         changes.append(f"falling to {shown(optim.decay)} of itself at {', '.join(map(str, drops))}")
     return counted(epochs, "epoch") + (f", the learning rate {' and '.join(changes)}" if changes else "")
 

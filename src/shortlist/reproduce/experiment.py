@@ -105,24 +105,11 @@ class Experiment:
         recipe = recipes.build(cell.recipe)
         full = self.paper_epochs or recipe.train.epochs
         epochs = {"smoke": min(_SMOKE_EPOCHS, full), "short": self.short_epochs, "paper": full}[scale]
-        length = {"train.epochs": epochs, "optim.milestones": scaled_milestones(recipe, epochs)}
+        length = {"train.epochs": epochs, "optim.milestones": recipes.scaled_milestones(recipe, epochs)}
         if scale == "smoke":
             tiny = {**_TINY, "data.root": str(tiny_data.path(runs_root))}
             return changed(recipe, {**length, **cell.changes, **tiny})
         return changed(recipe, {**length, **_FAST, **self.settings, **cell.changes})
-
-
-def scaled_milestones(recipe: RunConfig, epochs: int) -> list[int]:
-    """Where the learning rate drops in a run of another length: at the same shares of it.
-
-    Example:
-        >>> scaled_milestones(recipes.build("cifar100_table4_noised_p00"), 100)
-        [50, 75]
-    """
-    if epochs == recipe.train.epochs:
-        return list(recipe.optim.milestones)
-    places = {round(milestone * epochs / recipe.train.epochs) for milestone in recipe.optim.milestones}
-    return sorted(place for place in places if 0 < place < epochs)
 
 
 def without_seed(config: RunConfig) -> RunConfig:
