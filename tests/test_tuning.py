@@ -111,6 +111,34 @@ def test_given_values_join_or_replace_the_grid_and_span_what_is_sampled() -> Non
     }
 
 
+def test_what_was_set_is_not_searched_unless_asked_for() -> None:
+    both = recipes.build("plantnet_table5_imbalanced_k5")
+    epsilons = PAPER_GRIDS["imbalanced_noised_topk_hinge"]["loss.epsilon"]
+    with_margin = changed(both, {"loss.max_margin": 0.7})
+    assert search_axes(with_margin) == search_axes(with_margin, "paper") == {"loss.epsilon": epsilons}
+    assert search_axes(with_margin, "none").keys() == {"loss.epsilon", "loss.scale"}
+    assert search_axes(with_margin, search=["loss.max-margin=0.7,0.8"])["loss.max_margin"] == (0.7, 0.8)
+    assert search_axes(with_margin, "given", ["optim.lr=1,2"]) == {"optim.lr": (1, 2)}
+    other_loss = changed(both, {"loss.name": "ldam"})
+    assert search_axes(other_loss) == PAPER_GRIDS["ldam"]
+    of_no_recipe = replace(with_margin, recipe="custom")  # nobody can tell what was set
+    assert search_axes(of_no_recipe).keys() == {"loss.max_margin", "loss.epsilon"}
+
+
+@pytest.mark.parametrize(
+    ("recipe", "setting", "message"),
+    [
+        ("plantnet_table5_ldam_k5", "loss.max_margin", "leaves nothing of ldam .* --search loss.max_margin=0.2,0.5"),
+        ("plantnet_table5_noised_k5", "loss.epsilon", "leaves nothing of noised_.* --search loss.epsilon=0.01,10"),
+    ],
+)
+def test_if_all_was_set_it_takes_a_search_to_have_something_to_try(recipe: str, setting: str, message: str) -> None:
+    config = changed(recipes.build(recipe), {setting: 0.7})
+    with pytest.raises(ShortlistError, match=f"{setting} must stay as set, which {message}"):
+        search_axes(config)
+    assert search_axes(config, search=["optim.lr=0.1"]) == {"optim.lr": (0.1,)}
+
+
 def test_the_command_line_tells_all_that_differs_from_the_recipe() -> None:
     recipe = recipes.build("cifar100_table4_noised_p00")
     changes = {"loss.epsilon": 0.5, "loss.n_samples": math.inf, "data.root": "my data", "optim.milestones": []}
@@ -309,7 +337,7 @@ def test_what_is_wrong_with_the_data_ends_the_study_which_goes_on_when_it_is_men
 
 
 def test_samples_depend_on_the_seed_alone_and_not_on_interruptions(config: RunConfig) -> None:
-    noised = replace(config, loss=LossConfig(name="noised_topk_hinge", k=3))
+    noised = replace(config, loss=replace(recipes.build("embeddings").loss, name="noised_topk_hinge", k=3))
     at_once = [trial.settings for trial in tune(noised, trials=3, storage="one").trials]
     for trials in (1, 2, 3):
         in_steps = [trial.settings for trial in tune(noised, trials=trials, storage="two").trials]

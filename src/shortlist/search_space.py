@@ -3,11 +3,13 @@
 import dataclasses
 import itertools
 import math
+import operator
 import typing
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from shortlist import recipes
 from shortlist.config import LossName, RunConfig, changed
 from shortlist.errors import ShortlistError
 
@@ -64,6 +66,9 @@ RANGES: dict[LossName, dict[str, Range]] = {
 def search_axes(config: RunConfig, grid: Grid = "auto", search: Sequence[str] = ()) -> dict[str, Axis]:
     """What to try for each setting: all values (a grid), or all ranges (to sample from).
 
+    A setting that is not as in the configuration's recipe was set by somebody, and stays as it is unless ``search``
+    names it.
+
     Example:
         >>> from shortlist import recipes
         >>> search_axes(recipes.build("plantnet_table5_ldam_k5"), search=["loss.scale=30,50"])
@@ -77,15 +82,20 @@ def search_axes(config: RunConfig, grid: Grid = "auto", search: Sequence[str] = 
     if grid == "given" and not search:
         raise ShortlistError("--grid given needs --search, e.g. --search loss.scale=30,50")
     given = _parsed(config, search)
-    axes: dict[str, Axis]
-    if grid in ("paper", "given") or (grid == "auto" and loss in PAPER_GRIDS):
-        axes = {**(PAPER_GRIDS[loss] if grid != "given" else {}), **given}
-    else:
-        axes = {**RANGES.get(loss, {}), **{name: _spanned(values) for name, values in given.items()}}
+    sampled = grid == "none" or (grid == "auto" and loss not in PAPER_GRIDS)
+    usual: Mapping[str, Axis] = {} if grid == "given" else RANGES.get(loss, {}) if sampled else PAPER_GRIDS[loss]
+    fixed = [name for name in usual if name not in given and _is_set_by_user(config, name)]
+    asked = {name: _spanned(values) if sampled else values for name, values in given.items()}
+    axes = {name: axis for name, axis in usual.items() if name not in fixed} | asked
+    if fixed and not axes:
+        first, *_, last = _examples(usual[fixed[0]])
+        raise ShortlistError(
+            f"{' and '.join(fixed)} must stay as set, which leaves nothing of {loss} to search; list values to try, "
+            f"e.g. --search {fixed[0]}={first:g},{last:g}"
+        )
     if not axes:
         raise ShortlistError(f"{loss} has no settings to search; name some, e.g. --search optim.lr=0.05,0.2")
-    examples = {name: axis.examples if isinstance(axis, Range) else axis for name, axis in axes.items()}
-    for point in grid_points(examples):
+    for point in grid_points({name: _examples(axis) for name, axis in axes.items()}):
         changed(config, point)  # a bad value is named before any work
     return axes
 
@@ -101,6 +111,18 @@ def grid_points(axes: Mapping[str, Axis]) -> list[Settings]:
     if len(values) < len(axes):
         return []
     return [dict(zip(axes, point, strict=True)) for point in itertools.product(*values)]
+
+
+def _is_set_by_user(config: RunConfig, setting: str) -> bool:
+    """Whether the value is not the recipe's; without a recipe nobody can tell."""
+    if config.recipe not in recipes.RECIPES:
+        return False
+    value = operator.attrgetter(setting)
+    return bool(value(config) != value(recipes.build(config.recipe)))
+
+
+def _examples(axis: Axis) -> tuple[float, ...]:
+    return axis.examples if isinstance(axis, Range) else axis
 
 
 def _parsed(config: RunConfig, search: Sequence[str]) -> dict[str, tuple[float, ...]]:

@@ -135,7 +135,8 @@ def tune(
     """Search settings by the validation images, and leave a run folder for each trial; the test images stay unseen.
 
     Args:
-        config: What all trials share, e.g. from ``shortlist.recipes``; its select metric is what is maximised.
+        config: What all trials share, e.g. from ``shortlist.recipes``; its select metric is what is maximised. What is
+            not as in its recipe stays as it is, unless ``search`` names it.
         grid: ``paper``: the paper's values for this loss. ``given``: those of ``search`` alone. ``none``: sample.
             ``auto``: the paper's where there are any.
         search: Further settings, or other values for them, as ``loss.scale=30,50``: all of them in a grid, the range
