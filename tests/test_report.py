@@ -510,6 +510,25 @@ def test_a_run_killed_before_its_first_file_is_listed_with_the_others(
     assert "unfinished" in write_report([killed], tmp_path / "page.html").read_text()
 
 
+def test_a_copy_of_a_run_is_no_second_seed(world: World, runs: list[RunFolder], tmp_path: Path) -> None:
+    copies = [RunFolder(shutil.copytree(runs[0].path, tmp_path / name)) for name in ("copy", "stopped")]
+    (copies[1].path / "final.json").unlink()
+    page = parsed(write_report([copies[1], runs[0], copies[0]], tmp_path / "page.html").read_text())
+    row = _rows(page)["Cross-entropy"]
+    assert row.text.count("±") == 0
+    assert row.all("th")[0].text.endswith("1 seed")
+    assert "1 finished run; 2 runs left out: settings and seed are those of another." in page.text
+    states = {line.all("th")[0].text: line.all("td")[1].text for line in page.all("tbody")[-1].all("tr")}
+    assert states == {
+        str(runs[0].path): "finished",
+        str(copies[0].path): "finished, left out",
+        str(copies[1].path): "unfinished, left out",
+    }
+    other_seed = make_run(tmp_path / "other", world, "cross_entropy", seed=1)
+    page = parsed(write_report([runs[0], copies[0], other_seed], tmp_path / "page.html").read_text())
+    assert _rows(page)["Cross-entropy"].all("th")[0].text.endswith("2 seeds")
+
+
 @pytest.mark.parametrize(
     ("lost", "missing"),
     [

@@ -66,6 +66,8 @@ class Setup:
     config: RunConfig
     finished: list[Run] = field(default_factory=list)
     unfinished: list[Run] = field(default_factory=list)
+    copies: list[Run] = field(default_factory=list)
+    """Left out: they have the seed of another run as well, so they tell nothing of chance."""
 
     @property
     def has_predictions(self) -> bool:
@@ -152,20 +154,28 @@ def _compare(runs: list[Run]) -> Comparison:
     for run in runs:
         by_key.setdefault(run.config.key(), []).append(run)
     labels = short_labels([members[0].config for members in by_key.values()])
-    setups = []
-    for style, (label, members) in enumerate(zip(labels, by_key.values(), strict=True)):
-        by_seed = sorted(members, key=lambda run: run.config.seed)
-        setups.append(
-            Setup(
-                label,
-                style,
-                members[0].config,
-                finished=[run for run in by_seed if run.final is not None],
-                unfinished=[run for run in by_seed if run.final is None],
-            )
-        )
+    setups = [
+        _setup(label, style, members)
+        for style, (label, members) in enumerate(zip(labels, by_key.values(), strict=True))
+    ]
     classes = runs[0].classes or {"names": [], "train_images": []}
     return Comparison(runs[0].config.data, classes["names"], classes["train_images"], setups)
+
+
+def _setup(label: str, style: int, members: list[Run]) -> Setup:
+    """One run counts for each seed: the first, or the first that has finished where one has."""
+    by_seed: dict[int, Run] = {}
+    for run in sorted(members, key=lambda run: (run.config.seed, run.final is None)):
+        by_seed.setdefault(run.config.seed, run)
+    kept = list(by_seed.values())
+    return Setup(
+        label,
+        style,
+        members[0].config,
+        finished=[run for run in kept if run.final is not None],
+        unfinished=[run for run in kept if run.final is None],
+        copies=[run for run in members if run not in kept],
+    )
 
 
 def _data_key(run: Run) -> tuple[DataConfig, str]:

@@ -51,6 +51,8 @@ def data_facts(comparison: Comparison) -> str:
         facts.append(f"label noise {data.label_noise:g} within {data.noise_groups} groups")
     finished, unfinished = len(comparison.runs), sum(len(setup.unfinished) for setup in comparison.setups)
     facts.append(f"{counted(finished, 'finished run')}" + (f", {unfinished} unfinished" if unfinished else ""))
+    if copies := sum(len(setup.copies) for setup in comparison.setups):
+        facts.append(f"{counted(copies, 'run')} left out: settings and seed are those of another")
     return "; ".join(facts) + "."
 
 

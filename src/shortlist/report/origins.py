@@ -29,11 +29,15 @@ def settings_table(comparison: Comparison) -> Html:
 
 def origins_table(comparison: Comparison) -> Html:
     """Each run's folder, seed, machine and versions."""
-    runs = [run for setup in comparison.setups for run in (*setup.finished, *setup.unfinished)]
+    runs = [run for setup in comparison.setups for run in (*setup.finished, *setup.unfinished, *setup.copies)]
+    copies = [run for setup in comparison.setups for run in setup.copies]
     columns = ("folder", "seed", "state", "started", "device", "torch", "commit")
-    return plain_table(
-        "Folders and machines", columns, ((str(run.folder.path), [str(run.config.seed), *_origin(run)]) for run in runs)
-    )
+    rows = ((str(run.folder.path), [str(run.config.seed), _state(run, copies), *_origin(run)]) for run in runs)
+    return plain_table("Folders and machines", columns, rows)
+
+
+def _state(run: Run, copies: list[Run]) -> str:
+    return ("unfinished" if run.final is None else "finished") + (", left out" if run in copies else "")
 
 
 def _origin(run: Run) -> list[str]:
@@ -44,4 +48,4 @@ def _origin(run: Run) -> list[str]:
     device = str(found.get("device", ABSENT))
     if found.get("world_size", 1) > 1:
         device = f"{device}, {found['world_size']} processes"
-    return ["unfinished" if run.final is None else "finished", started, device, versions.get("torch", ABSENT), commit]
+    return [started, device, versions.get("torch", ABSENT), commit]

@@ -27,7 +27,8 @@ _POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 def write_report(runs: list[RunFolder], out: Path) -> Path:
     """Write one self-contained HTML page that compares runs.
 
-    Runs that share all settings but the seed are taken together; runs on different data are kept apart.
+    Runs that share all settings but the seed are taken together, and of those that share it too one is counted;
+    runs on different data are kept apart.
 
     Args:
         runs: Finished or not, e.g. from ``shortlist.runs.find_runs``.
