@@ -13,6 +13,7 @@ import torch
 from PIL import Image
 
 from shortlist import cli, recipes
+from shortlist.errors import ShortlistError
 from shortlist.evaluation import evaluate_run
 from shortlist.predicting import Predictor
 from shortlist.runs import RunFolder
@@ -126,6 +127,17 @@ def test_what_is_no_image_does_not_keep_others_from_being_looked_at(run: Path, t
     assert [Path(json.loads(line)["image"]).name for line in done.stdout.splitlines()] == ["0.png", "2.png"]
     assert done.returncode == 1
     assert f"{tmp_path / '1.png'}" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("recipe", "message"), [("folder", "has no weights yet"), ("embeddings", "was trained on embeddings, not images")]
+)
+def test_a_run_that_cannot_suggest_says_why(tmp_path: Path, recipe: str, message: str) -> None:
+    run = RunFolder(tmp_path / "run")
+    with run.claim(recipes.build(recipe), resume=False):
+        pass  # stopped before its first epoch
+    with pytest.raises(ShortlistError, match=message):
+        Predictor(run)
 
 
 def test_a_reader_that_has_seen_enough_is_no_failure_to_tell_of(run: Path, images: Path) -> None:

@@ -33,8 +33,9 @@ class Predictor:
     """
 
     def __init__(self, run: RunFolder, device: str = "auto") -> None:
-        if not (run.path / "preprocess.json").exists():
+        if run.config.data.name == "embeddings":
             raise ShortlistError(f"{run.path} was trained on embeddings, not images: it cannot suggest for images")
+        weights = run.load_best()  # a run without them may lack the other files too
         settings = run.read_json("preprocess.json")
         self.preprocess = Preprocess(**settings | {name: tuple(settings[name]) for name in ("mean", "std")})
         self.classes: list[str] = run.read_json("classes.json")["names"]
@@ -42,7 +43,7 @@ class Predictor:
         shape = (self.preprocess.channels, self.preprocess.crop, self.preprocess.crop)
         config = replace(run.config.model, pretrained=False)  # the run's own weights follow
         self.model = build_model(config, shape, len(self.classes)).to(self.device).eval()
-        self.model.load_state_dict(run.load_best())
+        self.model.load_state_dict(weights)
 
     @torch.inference_mode()
     def suggest(
