@@ -12,12 +12,12 @@ import safetensors.torch
 import torch
 from PIL import Image
 
-from shortlist import cli, recipes
+from shortlist import cli, demo, recipes
 from shortlist.errors import ShortlistError
 from shortlist.evaluation import evaluate_run
 from shortlist.predicting import Predictor
 from shortlist.runs import RunFolder
-from shortlist.training import train
+from shortlist.training import Interrupted, train
 
 COLOURS = {
     "[bold] leaf": (40, 160, 50),
@@ -277,6 +277,17 @@ def test_a_run_of_another_length_slows_down_at_the_same_shares_of_it(
     """It once ended with most of its epochs at a hundredth of the rate, or was refused."""
     _, config = cli._parse_recipe(cli._TrainArguments, ["folder", *arguments.split()], "train")
     assert config.optim.milestones == milestones
+
+
+def test_a_demo_that_was_stopped_names_no_option_that_it_has_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stopped(*_: object, **__: object) -> None:
+        raise Interrupted("stopped in epoch 1; add --resume to go on")
+
+    monkeypatch.setattr(demo, "train", stopped)
+    with pytest.raises(Interrupted, match=r"^stopped; the same command goes on from here$"):
+        demo.run_demo(tmp_path, lambda message: None)
 
 
 def test_help_lists_every_command_and_recipe() -> None:

@@ -9,7 +9,7 @@ from shortlist import recipes
 from shortlist.report.names import LOSS_NAMES
 from shortlist.report.page import write_report
 from shortlist.runs import RunFolder
-from shortlist.training import train
+from shortlist.training import Interrupted, train
 
 DEMO_RECIPES = ("demo_cross_entropy", "demo_ldam", "demo_smooth", "demo_imbalanced")
 
@@ -19,17 +19,24 @@ def run_demo(out: Path, say: Callable[[str], None]) -> tuple[Table, Path]:
 
     Returns:
         The table, and the page.
+
+    Raises:
+        Interrupted: SIGINT or SIGTERM came; the same call goes on where it stopped.
     """
-    runs = []
-    for name in DEMO_RECIPES:
-        run = RunFolder(out / name)
-        if run.finished and run.config == recipes.build(name):
-            say(f"{run.path} has finished before")
-        else:
-            say(f"{name}: {recipes.HELP[name]}")
-            run = train(recipes.build(name), folder=run.path, resume=True)
-        runs.append(run)
+    try:
+        runs = [_trained(name, out / name, say) for name in DEMO_RECIPES]
+    except KeyboardInterrupt:
+        raise Interrupted("stopped; the same command goes on from here") from None
     return results_table(runs), write_report(runs, out / "report.html")
+
+
+def _trained(recipe: str, folder: Path, say: Callable[[str], None]) -> RunFolder:
+    run = RunFolder(folder)
+    if run.finished and run.config == recipes.build(recipe):
+        say(f"{run.path} has finished before")
+        return run
+    say(f"{recipe}: {recipes.HELP[recipe]}")
+    return train(recipes.build(recipe), folder=run.path, resume=True)
 
 
 def results_table(runs: Sequence[RunFolder]) -> Table:
