@@ -136,6 +136,16 @@ def test_names_must_be_strings(tmp_path: Path) -> None:
         load(save(tmp_path / "a.npz", {**complete(), "classes": np.arange(3)}))
 
 
+@pytest.mark.parametrize("name", ["y", "train_y", "test_y"])
+def test_labels_that_are_names_are_told_what_to_be(tmp_path: Path, name: str) -> None:
+    names = np.array(["cat", "dog", "emu"])
+    message = rf"{name} must hold labels as whole numbers from 0, got <U3; .* in an array of strings called classes"
+    with pytest.raises(ShortlistError, match=message):
+        load(save(tmp_path / "a.npz", {**complete(), name: names}))
+    with pytest.raises(ShortlistError, match="train_x must hold numbers, got <U3"):
+        load(save(tmp_path / "a.npz", {**complete(), "train_x": names}))
+
+
 @pytest.mark.parametrize("name", ["a.npz", "a.safetensors"])
 def test_a_damaged_file_is_named(tmp_path: Path, name: str) -> None:
     path = save(tmp_path / name, complete())
@@ -155,6 +165,8 @@ def test_pickled_objects_are_refused(tmp_path: Path) -> None:
 
 
 def test_other_files_and_no_file_are_errors(tmp_path: Path) -> None:
+    with pytest.raises(ShortlistError, match=r"data.root must name the file of your embeddings, .* got ''"):
+        load_problem(DataConfig(name="embeddings"))
     with pytest.raises(ShortlistError, match=r"data.root must be a file of embeddings"):
         load(tmp_path / "a.npz")
     (tmp_path / "a.csv").touch()

@@ -23,12 +23,15 @@ from shortlist.data.tensors import TensorSplit, refuse_other_size
 from shortlist.errors import ShortlistError
 
 _PARTS = ("train", "val", "test")
+_LABELS = ("y", *(f"{part}_y" for part in _PARTS))
 Rows = tuple[Tensor, Tensor]
 """Embeddings ``(N, d)`` and labels ``(N,)``."""
 
 
 def load(config: DataConfig) -> Problem:
     refuse_other_size(config, 0)
+    if not config.root:
+        raise ShortlistError("data.root must name the file of your embeddings, .npz or .safetensors, got ''")
     path = Path(config.root).expanduser()
     arrays, names = read_file(path)
     parts = {part: rows for part in _PARTS if (rows := _rows(path, arrays, part)) is not None}
@@ -84,7 +87,19 @@ def _read_npz(path: Path) -> tuple[dict[str, Tensor], list[str]]:
     with np.load(path, allow_pickle=False) as file:
         arrays = {name: file[name] for name in file.files if name != "classes"}
         names = file["classes"].tolist() if "classes" in file.files else []
-    return {name: torch.from_numpy(array) for name, array in arrays.items()}, _checked_names(names)
+    return {name: _tensor(name, array) for name, array in arrays.items()}, _checked_names(names)
+
+
+def _tensor(name: str, array: np.ndarray[Any, Any]) -> Tensor:
+    try:
+        return torch.from_numpy(array)
+    except TypeError:  # its message is for programmers
+        if name not in _LABELS:
+            raise ShortlistError(f"{name} must hold numbers, got {array.dtype}") from None
+        raise ShortlistError(
+            f"{name} must hold labels as whole numbers from 0, got {array.dtype}; the names of classes, in the order "
+            "of the labels, belong in an array of strings called classes"
+        ) from None
 
 
 def _read_safetensors(path: Path) -> tuple[dict[str, Tensor], list[str]]:
