@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import safetensors.torch
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -27,6 +28,7 @@ from shortlist.report.accuracy import macro_by_k, macro_in_bin, micro_by_k, size
 from shortlist.report.charts import key
 from shortlist.report.confusions import most_confused
 from shortlist.report.gather import Comparison, gather
+from shortlist.report.headings import data_facts
 from shortlist.report.markup import element
 from shortlist.report.names import LOSS_NAMES, short_labels
 from shortlist.report.page import write_report
@@ -214,6 +216,18 @@ def test_the_heading_says_what_is_compared_on_which_data(page: Node) -> None:
     assert "180 test images" in facts
     assert "6 finished runs, 1 unfinished" in facts
     assert "Highest macro top-5 accuracy: Noised top-K hinge" in page.all("p", "lead")[0].text
+
+
+def test_test_images_that_could_not_be_read_are_not_counted_but_told(runs: list[RunFolder], tmp_path: Path) -> None:
+    damaged = RunFolder(shutil.copytree(runs[0].path, tmp_path / "run"))
+    file = damaged.path / "test_predictions.safetensors"
+    tensors = safetensors.torch.load_file(file)
+    tensors["labels"][[3, 7]] = -1
+    safetensors.torch.save_file(tensors, file)
+    alone, beside = gather([damaged])[0], gather([damaged, runs[1]])[0]
+    assert "in all; 178 test images, 2 more could not be read; 1 finished run." in data_facts(alone)
+    assert "; 178 to 180 test images, 0 to 2 more could not be read; " in data_facts(beside)
+    assert "; 180 test images; " in data_facts(gather(runs)[0])
 
 
 def test_equals_lead_together(world: World, tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """What a comparison is about, in words."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from shortlist.config import DataConfig
@@ -39,12 +40,9 @@ def data_facts(comparison: Comparison) -> str:
     data, sizes = comparison.data, comparison.train_images
     facts = []
     if sizes:
-        smallest, largest = min(sizes), max(sizes)
-        each = f"{smallest:,}" if smallest == largest else f"{smallest:,} to {largest:,}"
-        facts.append(f"{counted(len(sizes), 'class', 'classes')} of {each} training images, {sum(sizes):,} in all")
-    tested = next((len(run.predictions.labels) for run in comparison.runs if run.predictions), None)
-    if tested is not None:
-        facts.append(counted(tested, "test image"))
+        classes = counted(len(sizes), "class", "classes")
+        facts.append(f"{classes} of {_span(sizes)} training images, {sum(sizes):,} in all")
+    facts += _test_images(comparison)
     if data.imbalance != 1:
         facts.append(f"{data.imbalance_kind} imbalance {data.imbalance:g}")
     if data.label_noise:
@@ -54,6 +52,22 @@ def data_facts(comparison: Comparison) -> str:
     if copies := sum(len(setup.copies) for setup in comparison.setups):
         facts.append(f"{counted(copies, 'run')} left out: settings and seed are those of another")
     return "; ".join(facts) + "."
+
+
+def _test_images(comparison: Comparison) -> list[str]:
+    """How many were looked at, and how many could not be read; nothing where no run has kept its suggestions."""
+    could_be_read = [run.predictions.labels >= 0 for run in comparison.runs if run.predictions]
+    if not could_be_read:
+        return []
+    tested = [int(each.sum()) for each in could_be_read]
+    left_out = [int((~each).sum()) for each in could_be_read]
+    text = f"{_span(tested)} test image{'' if max(tested) == 1 else 's'}"
+    return [f"{text}, {_span(left_out)} more could not be read" if any(left_out) else text]
+
+
+def _span(numbers: Sequence[int]) -> str:
+    smallest, largest = min(numbers), max(numbers)
+    return f"{smallest:,}" if smallest == largest else f"{smallest:,} to {largest:,}"
 
 
 def outcome(comparison: Comparison) -> Html | None:
