@@ -2,6 +2,7 @@
 
 import csv
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -138,6 +139,38 @@ def test_a_run_that_cannot_suggest_says_why(tmp_path: Path, recipe: str, message
         pass  # stopped before its first epoch
     with pytest.raises(ShortlistError, match=message):
         Predictor(run)
+
+
+EDITED: list[tuple[str, dict[str, object], str]] = [
+    ("classes.json", {"names": None}, "classes.json is damaged: names must be a list of strings"),
+    ("classes.json", {"names": ["a"], "train_images": [1]}, "its weights do not fit"),
+    ("preprocess.json", {"mean": 0.5}, "preprocess.json is damaged: mean must be a list of 3 numbers, got 0.5"),
+    ("preprocess.json", {"std": [1, 1, "1"]}, "preprocess.json is damaged: std must be a list of 3 numbers, got"),
+    ("preprocess.json", {"std": [1, 0, 1]}, "preprocess.json is damaged: std must not be 0"),
+    ("preprocess.json", {"channels": 2}, "preprocess.json is damaged: channels must be 1 or 3, got 2"),
+    ("preprocess.json", {"crop": "32"}, "preprocess.json is damaged: crop must be a whole number >= 1, got '32'"),
+    ("preprocess.json", {"resize": 0}, "preprocess.json is damaged: resize must be a whole number >= 1, got 0"),
+]
+
+
+@pytest.mark.parametrize(("name", "entries", "message"), EDITED, ids=lambda value: str(value)[:50])
+def test_a_file_edited_by_hand_is_named(
+    run: Path, tmp_path: Path, name: str, entries: dict[str, object], message: str
+) -> None:
+    edited = RunFolder(shutil.copytree(run, tmp_path / "run"))
+    edited.write_json(name, edited.read_json(name) | entries)
+    with pytest.raises(ShortlistError, match=message):
+        Predictor(edited)
+
+
+def test_an_entry_deleted_by_hand_is_named(run: Path, tmp_path: Path) -> None:
+    edited = RunFolder(shutil.copytree(run, tmp_path / "run"))
+    edited.write_json("preprocess.json", {"channels": 3})
+    with pytest.raises(ShortlistError, match=r"preprocess.json is damaged: it has no entry resize"):
+        Predictor(edited)
+    edited.write_json("classes.json", {"train_images": [1]})
+    with pytest.raises(ShortlistError, match=r"classes.json is damaged: it has no entry names"):
+        evaluate_run(edited)
 
 
 def test_a_reader_that_has_seen_enough_is_no_failure_to_tell_of(run: Path, images: Path) -> None:

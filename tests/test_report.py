@@ -610,6 +610,36 @@ def test_nothing_to_report_and_damaged_files_are_told(runs: list[RunFolder], tmp
         write_report(runs, tmp_path / "file" / "page.html")
 
 
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("classes.json", b'["a", "b"]', "it has no entry names"),
+        ("classes.json", b'{"names": ["a", "b"]}', "it has no entry train_images"),
+        ("classes.json", b'{"names": "ab", "train_images": [1, 2]}', "names must be a list of strings"),
+        ("classes.json", b'{"names": ["a", 2], "train_images": [1, 2]}', "names must be a list of strings"),
+        ("classes.json", b'{"names": ["a", "b"], "train_images": [1, null]}', "a list of 2 whole numbers >= 0"),
+        ("classes.json", b'{"names": ["a", "b"], "train_images": [1, true]}', "a list of 2 whole numbers >= 0"),
+        ("classes.json", b'{"names": ["a", "b"], "train_images": [1, -1]}', "a list of 2 whole numbers >= 0"),
+        ("classes.json", b'{"names": ["a", "b"], "train_images": [1]}', "a list of 2 whole numbers >= 0"),
+        ("test_per_class.csv", "class,name,train_images,top1\n0,Fürth,3,1\n".encode("latin-1"), "not text in UTF-8"),
+    ],
+)
+def test_a_file_edited_by_hand_is_named(
+    runs: list[RunFolder], tmp_path: Path, name: str, content: bytes, message: str
+) -> None:
+    edited = shutil.copytree(runs[0].path, tmp_path / "run")
+    (edited / name).write_bytes(content)
+    with pytest.raises(ShortlistError, match=f"{name} is damaged: .*{message}"):
+        write_report([RunFolder(edited)], tmp_path / "page.html")
+
+
+def test_without_their_names_classes_have_numbers(runs: list[RunFolder], tmp_path: Path) -> None:
+    edited = shutil.copytree(runs[0].path, tmp_path / "run")
+    (edited / "classes.json").unlink()
+    page = parsed(write_report([RunFolder(edited)], tmp_path / "page.html").read_text())
+    assert {node.text for node in page.all("bdi")} <= {f"class {label}" for label in range(30)}
+
+
 CHROMIUM = shutil.which("chromium")
 needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium on the PATH to open the page in")
 

@@ -9,10 +9,10 @@ from torch import Tensor
 
 from shortlist.data.class_folders import files_below
 from shortlist.data.image_files import SUFFIXES, evaluation_transform, read_image
-from shortlist.data.splits import Preprocess
 from shortlist.device import autocast, pick_device
 from shortlist.errors import ShortlistError
 from shortlist.models import build_model
+from shortlist.run_records import read_classes, read_preprocess
 from shortlist.runs import RunFolder
 
 _AT_ONCE = 64
@@ -36,14 +36,16 @@ class Predictor:
         if run.config.data.name == "embeddings":
             raise ShortlistError(f"{run.path} was trained on embeddings, not images: it cannot suggest for images")
         weights = run.load_best()  # a run without them may lack the other files too
-        settings = run.read_json("preprocess.json")
-        self.preprocess = Preprocess(**settings | {name: tuple(settings[name]) for name in ("mean", "std")})
-        self.classes: list[str] = run.read_json("classes.json")["names"]
+        self.preprocess, self.classes = read_preprocess(run), read_classes(run).names
         self.device, self.precision = pick_device(device), run.config.train.precision
         shape = (self.preprocess.channels, self.preprocess.crop, self.preprocess.crop)
         config = replace(run.config.model, pretrained=False)  # the run's own weights follow
         self.model = build_model(config, shape, len(self.classes)).to(self.device).eval()
-        self.model.load_state_dict(weights)
+        try:
+            self.model.load_state_dict(weights)
+        except RuntimeError:  # it lists every layer
+            files = "config.json, classes.json and preprocess.json"
+            raise ShortlistError(f"{run.path} is damaged: its weights do not fit the network of its {files}") from None
 
     @torch.inference_mode()
     def suggest(

@@ -1,7 +1,6 @@
 """From run folders to what is compared: runs on the same data, those that differ by the seed alone taken together."""
 
 import csv
-import json
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from shortlist.config import DataConfig, RunConfig
 from shortlist.errors import ShortlistError
 from shortlist.report.names import short_labels
 from shortlist.report.summary import Summary, summarise
+from shortlist.run_records import Classes, read_classes
 from shortlist.runs import RunFolder
 
 _SIDE_BY_SIDE = 4
@@ -47,7 +47,7 @@ class Run:
 
     folder: RunFolder
     config: RunConfig
-    classes: dict[str, Any] | None
+    classes: Classes | None
     environment: dict[str, Any]
     epochs: list[dict[str, Any]]
     final: dict[str, Any] | None
@@ -83,8 +83,8 @@ class Comparison:
     """Set-ups on the same data."""
 
     data: DataConfig
-    class_names: list[str]
-    train_images: list[int]
+    class_names: tuple[str, ...]
+    train_images: tuple[int, ...]
     setups: list[Setup]
 
     @property
@@ -132,14 +132,15 @@ class Comparison:
         return summary.mean if summary else 0.0
 
     def class_name(self, label: int) -> str:
-        return self.class_names[label].strip() or f"class {label}"
+        name = self.class_names[label] if label < len(self.class_names) else ""  # somebody may have deleted the names
+        return name.strip() or f"class {label}"
 
 
 def gather(runs: list[RunFolder]) -> list[Comparison]:
     """The runs, sorted into comparisons; data sets, set-ups and runs keep the order in which they are given."""
     if not runs:
         raise ShortlistError("there is no run to report on")
-    on_same_data: dict[tuple[DataConfig, str], list[Run]] = {}
+    on_same_data: dict[tuple[DataConfig, Classes | None], list[Run]] = {}
     # A run killed very early has not written its classes: it joins the others on the data of its configuration.
     for run in sorted((_read(folder) for folder in runs), key=lambda run: run.classes is None):
         key = _data_key(run)
@@ -158,8 +159,8 @@ def _compare(runs: list[Run]) -> Comparison:
         _setup(label, style, members)
         for style, (label, members) in enumerate(zip(labels, by_key.values(), strict=True))
     ]
-    classes = runs[0].classes or {"names": [], "train_images": []}
-    return Comparison(runs[0].config.data, classes["names"], classes["train_images"], setups)
+    classes = runs[0].classes or Classes((), ())
+    return Comparison(runs[0].config.data, classes.names, classes.train_images, setups)
 
 
 def _setup(label: str, style: int, members: list[Run]) -> Setup:
@@ -178,7 +179,7 @@ def _setup(label: str, style: int, members: list[Run]) -> Setup:
     )
 
 
-def _data_key(run: Run) -> tuple[DataConfig, str]:
+def _data_key(run: Run) -> tuple[DataConfig, Classes | None]:
     """The same for runs on the same data, however and from wherever they read it."""
     usual = DataConfig()
     data = replace(
@@ -189,7 +190,7 @@ def _data_key(run: Run) -> tuple[DataConfig, str]:
         on_bad_image=usual.on_bad_image,
         workers=usual.workers,
     )
-    return data, json.dumps(run.classes and [run.classes["names"], run.classes["train_images"]])
+    return data, run.classes
 
 
 def _ks_of(metrics: dict[str, Any]) -> set[int]:
@@ -201,7 +202,7 @@ def _read(folder: RunFolder) -> Run:
     return Run(
         folder=folder,
         config=folder.config,
-        classes=_json_if_there(folder, "classes.json"),
+        classes=read_classes(folder) if (folder.path / "classes.json").is_file() else None,
         environment=_json_if_there(folder, "environment.json") or {},
         epochs=folder.metrics(),
         final=folder.read_json("final.json") if finished else None,
@@ -227,13 +228,15 @@ def _predictions(path: Path) -> Predictions | None:
 def _class_accuracy(path: Path) -> ClassAccuracy | None:
     if not path.is_file():
         return None
-    with path.open(newline="", encoding="utf-8") as file:
-        lines = list(csv.DictReader(file))
     try:
+        with path.open(newline="", encoding="utf-8") as file:
+            lines = list(csv.DictReader(file))
         ks = [int(name.removeprefix("top")) for name in lines[0] if name.startswith("top")]
         return ClassAccuracy(
             torch.tensor([int(line["train_images"]) for line in lines]),
             {k: torch.tensor([float(line[f"top{k}"] or "nan") for line in lines], dtype=torch.float64) for k in ks},
         )
-    except (KeyError, IndexError, ValueError, TypeError) as wrong:
+    except UnicodeDecodeError:
+        raise ShortlistError(f"{path} is damaged: it is not text in UTF-8") from None
+    except (KeyError, IndexError, ValueError, TypeError, csv.Error) as wrong:
         raise ShortlistError(f"{path} is damaged: {wrong!r}") from None
