@@ -16,7 +16,6 @@ from shortlist.errors import ShortlistError
 from shortlist.metrics import TopKMetrics
 from shortlist.models import build_model
 from shortlist.recorded_data import refuse_other_data
-from shortlist.run_records import read_classes
 from shortlist.runs import RunFolder
 
 _FEWEST_SUGGESTIONS_KEPT = 10
@@ -116,7 +115,6 @@ def evaluate_run(
     if split not in ("train", "val", "test"):
         raise ShortlistError(f"split must be train, val or test, got {split!r}")
     config = run.config
-    read_classes(run)  # which is compared with the data: damage is named before any work
     problem = load_problem(replace(config.data, root=root or config.data.root))
     refuse_other_data(problem, run)
     model = build_model(replace(config.model, pretrained=False), problem.input_shape, len(problem.classes))

@@ -2,6 +2,7 @@
 
 from shortlist.data.splits import Problem
 from shortlist.errors import ShortlistError
+from shortlist.run_records import read_classes
 from shortlist.runs import RunFolder
 
 _HELD_OUT = ("val_files", "test_files", "val_indices", "test_indices")
@@ -13,7 +14,7 @@ def refuse_other_data(problem: Problem, run: RunFolder) -> None:
     A file that came or went moves others between the splits: tests would be on images that the run was trained on. Data
     that has splits of its own may have more of it.
     """
-    if list(problem.classes) != run.read_json("classes.json")["names"]:
+    if problem.classes != read_classes(run).names:
         raise ShortlistError(f"the data has changed: its classes are not those that {run.path} was trained on")
     recorded = run.read_json("facts.json")
     if any(problem.facts[name] != recorded.get(name) for name in _HELD_OUT if name in problem.facts):
