@@ -2,6 +2,7 @@
 
 import math
 import os
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -20,6 +21,14 @@ settings.load_profile("repeatable")
 @pytest.fixture(autouse=True)
 def _seeded() -> None:
     torch.manual_seed(0)
+
+
+@pytest.fixture
+def fresh_compiler() -> Iterator[None]:
+    """Of torch: what was compiled before counts against its limit of variants."""
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
 
 
 @pytest.fixture(autouse=True)

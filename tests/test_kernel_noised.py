@@ -5,7 +5,7 @@ Without a GPU they run in Triton's interpreter, on shapes that it can bear.
 
 import importlib
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -315,13 +315,6 @@ def test_the_losses_take_the_kernel_with_all_their_settings(
     torch.testing.assert_close(results[0], results[1], rtol=1e-4, atol=1e-4)
 
 
-@pytest.fixture
-def fresh_compiler() -> Iterator[None]:
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
-
-
 @pytest.mark.usefixtures("fresh_compiler")
 @pytest.mark.parametrize("reduction", ["none", "mean", "sum"])
 @pytest.mark.parametrize("imbalanced", [False, True])
@@ -379,11 +372,11 @@ def test_compiled_function_transforms_do_without_kernels() -> None:
 @pytest.mark.parametrize("reduction", ["none", "mean", "sum"])
 def test_the_operators_keep_torchs_rules(reduction: str) -> None:
     scores, target = draw(3, 20, 1.0)
-    seed = torch.tensor([SEED], device=DEVICE)
+    drawn = torch.tensor([SEED], device=DEVICE)
     here = scores.to(DEVICE).requires_grad_()
-    arguments = (here, target.to(DEVICE), None, None, seed, 3, 1.0, 0.3, 2, -100, reduction)
-    torch.library.opcheck(noised_operator._forward, arguments)
-    loss, *kept = (each.detach() for each in noised_operator._forward(*arguments))
+    arguments = (here, target.to(DEVICE), None, None, drawn, False, 3, 1.0, 0.3, 2, -100, reduction)
+    torch.library.opcheck(noised_operator.forward, arguments)
+    loss, *kept = (each.detach() for each in noised_operator.forward(*arguments))
     backward = (torch.ones_like(loss), target.to(DEVICE), *kept, 20, scores.dtype, reduction)
     torch.library.opcheck(noised_operator._backward, backward)
 

@@ -4,7 +4,7 @@ import copy
 import io
 import math
 import pickle
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -46,13 +46,6 @@ def assert_same_value_and_gradient(
 
 
 # torch.compile
-
-
-@pytest.fixture
-def fresh_compiler() -> Iterator[None]:
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
 
 
 @pytest.mark.usefixtures("fresh_compiler")

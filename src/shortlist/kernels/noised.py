@@ -78,11 +78,13 @@ def noised_hinge(
 ) -> Tensor:
     """``scale (m_y + mean over draws of the (k+1)-th largest of s + epsilon Z - s_y)_+``, reduced, in float32."""
     if torch.compiler.is_compiling():
-        from shortlist.kernels.noised_operator import noised_hinge as as_one_node
+        from shortlist.kernels.noised_operator import forward
 
-        return as_one_node(
-            scores_RL, target_R, k, margins_L, scale, epsilon, num_draws, generator, weight_L, ignore_index, reduction
-        )
+        # Drawn out here: the operator has to do the same again should the compiler decide to call it twice.
+        drawn = torch.randint(1 << SEED_BITS, (1,), device=scores_RL.device, generator=generator)
+        given = (scores_RL, target_R, margins_L, weight_L, drawn, generator is not None)
+        compiled: Tensor = forward(*given, k, scale, epsilon, num_draws, ignore_index, reduction)[0]
+        return compiled
     labels = Labels.of(target_R, margins_L, weight_L, ignore_index)
     settings = Settings.of(k, scale, epsilon, num_draws, reduction)
     seed = new_seed(scores_RL.device, generator, words=words_for(scores_RL.shape, settings))

@@ -1,7 +1,7 @@
 """The kernels of the noised hinge as operators of torch's library: what a compiled graph can hold as one node.
 
 ``torch.compile`` cannot look into the launches. As an operator they stay what they are, whatever the graph around them
-becomes. Calls that nobody compiles do without: to find an operator takes the host longer than a small loss takes.
+becomes. Calls that nobody compiles do without: to find an operator takes the host about ten microseconds more.
 """
 
 from typing import Any
@@ -12,41 +12,16 @@ from torch import Tensor
 from shortlist._noise import rank_key
 from shortlist.kernels import noised
 from shortlist.kernels.noised import Labels, Seed, Settings
-from shortlist.kernels.words import SEED_BITS
-
-
-def noised_hinge(
-    scores_RL: Tensor,
-    target_R: Tensor,
-    k: int,
-    margins_L: Tensor | None,
-    scale: float,
-    epsilon: float,
-    num_draws: int,
-    generator: torch.Generator | None,
-    weight_L: Tensor | None,
-    ignore_index: int,
-    reduction: str,
-) -> Tensor:
-    """As ``noised.noised_hinge``."""
-    # Outside of the operator, which has to do the same again should the compiler decide to call it twice.
-    if generator is None:
-        seed = torch.randint(1 << SEED_BITS, (1,), device=scores_RL.device)
-    else:
-        seed = torch.randint(1 << SEED_BITS, (1,), device=scores_RL.device, generator=generator)
-    loss: Tensor = _forward(
-        scores_RL, target_R, margins_L, weight_L, seed, k, scale, epsilon, num_draws, ignore_index, reduction
-    )[0]
-    return loss
 
 
 @torch.library.custom_op("shortlist::noised_hinge", mutates_args=())
-def _forward(
+def forward(
     scores_RL: Tensor,
     target_R: Tensor,
     margins_L: Tensor | None,
     weight_L: Tensor | None,
-    seed: Tensor,
+    drawn: Tensor,
+    ranks_alike: bool,
     k: int,
     scale: float,
     epsilon: float,
@@ -54,23 +29,28 @@ def _forward(
     ignore_index: int,
     reduction: str,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The loss, and what its gradient is made of: classes of the draws, slopes of the rows, the sum of their shares."""
+    """The loss, and what its gradient is made of: classes of the draws, slopes of the rows, the sum of their shares.
+
+    Args:
+        drawn: One random word of ``SEED_BITS``.
+        ranks_alike: Whether the noise on all ranks shall be the same for the same word.
+    """
     settings = Settings.of(k, scale, epsilon, num_draws, reduction)
-    words = seed.repeat(noised.words_for(scores_RL.shape, settings))
-    labels = Labels.of(target_R, margins_L, weight_L, ignore_index)
-    rows = noised.results_of_rows(scores_RL, labels, settings, Seed(words, rank_key(None)))
+    seed = Seed(drawn.repeat(noised.words_for(scores_RL.shape, settings)), 0 if ranks_alike else rank_key(None))
+    rows = noised.results_of_rows(scores_RL, Labels.of(target_R, margins_L, weight_L, ignore_index), settings, seed)
     # Copies: what an operator returns must not be parts of one memory. Only a mean has its rows' shares added up.
     total_share = rows.total_share[:1].clone() if reduction == "mean" else rows.base_R.new_ones(1)
     return rows.loss, rows.classes_RB, rows.base_R.clone(), total_share
 
 
-@_forward.register_fake
+@forward.register_fake
 def _(
     scores_RL: Tensor,
     target_R: Tensor,
     margins_L: Tensor | None,
     weight_L: Tensor | None,
-    seed: Tensor,
+    drawn: Tensor,
+    ranks_alike: bool,
     k: int,
     scale: float,
     epsilon: float,
@@ -124,7 +104,7 @@ def _keep_for_backward(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, 
 
 def _gradients(ctx: Any, grad_loss: Tensor, *others: Tensor) -> tuple[Tensor | None, ...]:
     gradient_RL = _backward(grad_loss, *ctx.saved_tensors, ctx.num_classes, ctx.dtype, ctx.reduction)
-    return gradient_RL, *(None,) * 10
+    return gradient_RL, *(None,) * 11
 
 
-_forward.register_autograd(_gradients, setup_context=_keep_for_backward)
+forward.register_autograd(_gradients, setup_context=_keep_for_backward)
