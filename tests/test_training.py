@@ -311,6 +311,14 @@ def test_a_run_is_no_class(tmp_path: Path) -> None:
     assert train(photos_config(tmp_path / "split"), folder=tmp_path / "split" / "runs", quiet=True).finished
 
 
+def test_a_metric_of_no_class_is_refused_before_training(tmp_path: Path) -> None:
+    settings = TrainConfig(epochs=2, batch_size=16, ks=(1, 3), device="cpu", select="many_top3")
+    data = write_embeddings(tmp_path / "few.npz", images=120)
+    with pytest.raises(ShortlistError, match=r"train\.select = many_top3 is undefined"):
+        train(small_config(data, train=settings), folder=tmp_path / "run", quiet=True)
+    assert not (tmp_path / "run").exists()
+
+
 def test_cosines_without_a_scale_are_refused(data: Path, tmp_path: Path) -> None:
     config = small_config(data, model=ModelConfig(name="none", head="cosine"), loss=LossConfig(name="cross_entropy"))
     with pytest.raises(ShortlistError, match=r"model\.head must be linear for cross_entropy"):

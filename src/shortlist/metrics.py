@@ -8,7 +8,7 @@ from torch import Tensor
 
 from shortlist._batch import check_labels_in_range, with_classes_last
 from shortlist._checks import ClassCounts, check_at_least_one, check_k, checked_class_counts
-from shortlist.class_sizes import FEW_BELOW, MANY_ABOVE
+from shortlist.class_sizes import size_groups
 from shortlist.errors import ShortlistError
 
 try:
@@ -100,8 +100,7 @@ class TopKMetrics(Metric):
         occurs = self.seen > 0
         groups = {"macro": occurs}
         if self.class_counts is not None:
-            few, many = self.class_counts < FEW_BELOW, self.class_counts > MANY_ABOVE
-            groups |= {"few": occurs & few, "medium": occurs & ~few & ~many, "many": occurs & many}
+            groups |= {name: occurs & members for name, members in size_groups(self.class_counts).items()}
         result = {}
         for k, accuracy in self.per_class().items():
             result[f"micro_top{k}"] = self._hits(k).sum() / self.seen.sum()

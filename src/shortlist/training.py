@@ -26,6 +26,7 @@ from torch.optim import SGD, AdamW, Optimizer
 from torch.utils.tensorboard import SummaryWriter
 
 from shortlist.captured import CapturedStep
+from shortlist.class_sizes import size_groups
 from shortlist.config import OptimConfig, RunConfig
 from shortlist.criteria import build_loss, refuse_cosines_without_scale
 from shortlist.data import load_problem
@@ -140,6 +141,9 @@ class Trainer:
             raise ShortlistError(
                 f"train.ks must not exceed the number of classes, {len(self.problem.classes)}, got {config.train.ks}"
             )
+        group = size_groups(self.problem.class_counts).get(config.select_metric.partition("_")[0])
+        if group is not None and not group[self.problem.val.labels].any():
+            raise self._without_value()  # now, and not after an epoch
         # Label noise may empty a class. As nothing is labelled so, what the loss makes of its count is never asked for.
         self.criterion = build_loss(config.loss, self.problem.class_counts.clamp(min=1)).to(fabric.device)
         if config.train.sync_batchnorm and fabric.world_size > 1:
@@ -354,9 +358,7 @@ class Trainer:
         metrics = validation.metrics
         value = metrics[self.config.select_metric]
         if value is None:
-            raise ShortlistError(
-                f"train.select = {self.config.select_metric} is undefined: no such class among the validation images"
-            )
+            raise self._without_value()
         images = self._sum_over_ranks(self.at.images)
         if images == 0:
             raise ShortlistError(f"no training image could be read: {self.problem.train.skipped[-1]} and all others")
@@ -377,6 +379,11 @@ class Trainer:
             self.progress.epoch(self.at.epoch, train_loss, self.config.select_metric, value, rate, best)
         self.at.epoch, self.at.step, self.at.loss_sum, self.at.images = self.at.epoch + 1, 0, 0.0, 0
         self._checkpoint(best=best)
+
+    def _without_value(self) -> ShortlistError:
+        return ShortlistError(
+            f"train.select = {self.config.select_metric} is undefined: no such class among the validation images"
+        )
 
     def _look_at(self, suggestions: Tensor) -> None:
         """Say once, if it is so, that the network makes no difference between images."""

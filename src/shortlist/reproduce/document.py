@@ -4,6 +4,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from shortlist import recipes
+from shortlist.class_sizes import FEW_BELOW, MANY_ABOVE
 from shortlist.config import RunConfig
 from shortlist.errors import ShortlistError
 from shortlist.marked_pages import MarkedPage
@@ -16,7 +17,10 @@ from shortlist.reproduce.results import Result, read_results, results_file
 from shortlist.reproduce.tables import latest_setups, markdown_table
 
 _NAME = "reproduction"
-_CLASS_SIZES = "In parentheses: classes with few (below 20), a medium number of, and many (above 100) training images."
+_CLASS_SIZES = (
+    f"In parentheses: classes with few (below {FEW_BELOW}), a medium number of, and many (above {MANY_ABOVE}) "
+    "training images."
+)
 
 
 def figures_folder(docs: Path) -> Path:
