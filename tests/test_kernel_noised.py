@@ -358,6 +358,19 @@ def test_a_compiled_graph_of_the_kernels_serves_every_batch_size(monkeypatch: py
 
 
 @pytest.mark.usefixtures("fresh_compiler")
+def test_an_exported_loss_takes_every_batch_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernels, "at_hand", lambda scores: True)
+    module = sl.NoisedTopKHinge(3, epsilon=1e-6)
+    (scores, target), (others, labels) = draw(5, 20, 3.0), draw(3, 20, 3.0)
+    any_size = torch.export.Dim.DYNAMIC
+    exported = torch.export.export(
+        module, (scores.to(DEVICE), target.to(DEVICE)), dynamic_shapes=({0: any_size}, {0: any_size})
+    )
+    loss = exported.module()(others.to(DEVICE), labels.to(DEVICE))
+    torch.testing.assert_close(loss, module(others.to(DEVICE), labels.to(DEVICE)), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.usefixtures("fresh_compiler")
 def test_compiled_function_transforms_do_without_kernels() -> None:
     def loss(scores: Tensor) -> Tensor:
         return sl.functional.noised_topk_hinge(scores, target.to(DEVICE), 3, epsilon=1e-6)

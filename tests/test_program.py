@@ -302,6 +302,9 @@ def test_a_mistake_is_answered_with_what_to_do(
         ("--train.epochs 1", ()),
         ("--train.epochs 60 --optim.milestones 5 6", (5, 6)),
         ("--optim.milestones --train.epochs 60", ()),
+        ("--train.epochs 10 --train.epochs 90", (60, 75)),
+        ("--train.epochs 9_0", (60, 75)),
+        ("--train.epochs 90 --optim.schedule cosine", (20, 25)),
     ],
 )
 def test_a_run_of_another_length_slows_down_at_the_same_shares_of_it(

@@ -287,6 +287,20 @@ def test_a_run_goes_on_with_the_training_images_that_it_began_with(
     assert "these may be among them" not in capsys.readouterr().err
 
 
+def test_a_run_does_not_go_on_with_other_embeddings_of_the_same_labels(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arrays = dict(np.load(data))
+    np.savez(tmp_path / "other.npz", **arrays | {"train_x": arrays["train_x"] + 1})
+    with monkeypatch.context() as patch:
+        patch.setattr(Trainer, "test", lambda self: sys.exit())
+        with pytest.raises(SystemExit):
+            train(small_config(data), folder=tmp_path / "run", quiet=True)
+    with pytest.raises(ShortlistError, match="the training images are not those"):
+        train(small_config(tmp_path / "other.npz"), folder=tmp_path / "run", resume=True, quiet=True)
+    assert RunFolder(tmp_path / "run").config == small_config(data)
+
+
 def test_a_run_goes_on_where_its_data_is_now_and_however_it_is_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -299,7 +313,9 @@ def test_a_run_goes_on_where_its_data_is_now_and_however_it_is_read(
     config = photos_config(tmp_path / "moved", on_bad_image="skip", workers=1)
     run = train(config, folder=tmp_path / "run", resume=True, quiet=True)
     assert run.finished
-    assert evaluate_run(run, device="cpu")[0].metrics == run.read_json("final.json")["test"]
+    assert run.config == photos_config(tmp_path / "photos"), "it is still that run"
+    there = evaluate_run(run, root=str(tmp_path / "moved"), device="cpu")[0]
+    assert there.metrics == run.read_json("final.json")["test"]
 
 
 def test_a_run_is_no_class(tmp_path: Path) -> None:

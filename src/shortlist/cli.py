@@ -23,7 +23,7 @@ from rich.table import Table
 
 from shortlist import recipes
 from shortlist.bench import Suite
-from shortlist.config import RunConfig, differences
+from shortlist.config import RunConfig
 from shortlist.errors import ShortlistError
 from shortlist.reproduce import Scale
 
@@ -58,11 +58,11 @@ def train(arguments: list[str]) -> None:
         folder = parsed.out / f"s{seed}" if parsed.out and parsed.seeds else parsed.out
         seeded = dataclasses.replace(config, seed=seed)
         done = RunFolder(folder or default_folder(seeded))
-        if parsed.seeds and parsed.resume and done.finished and not differences(done.config, seeded):
+        if parsed.seeds and parsed.resume and done.finished and done.config == seeded:
             _say(f"{done.path} has finished before")
             continue
         run = train(seeded, folder=folder, resume=parsed.resume)
-        if os.environ.get("RANK", "0") == "0":  # set by torchrun
+        if _is_first_rank():
             print(f"{run.path}  test {_percentages(run.read_json('final.json')['test'])}")
 
 
@@ -458,21 +458,31 @@ def _print_table(table: Table) -> None:
 def _parse_recipe(kind: type[RunConfig], arguments: list[str], command: str) -> tuple[Any, RunConfig]:
     """What follows the command: a recipe's name, then fields; parsed, and the configuration alone."""
     recipe = recipes.build(arguments[0])
-    arguments = [*arguments, *_milestones_for(recipe, arguments)]
-    fields = {field.name: getattr(recipe, field.name) for field in dataclasses.fields(recipe)}
+    told = any(each.startswith(("--optim.milestones", "--help")) or each == "-h" for each in arguments)
+    default = recipe if told else _with_milestones(recipe, ())  # which might lie beyond the epochs that are asked for
+    fields = {field.name: getattr(default, field.name) for field in dataclasses.fields(default)}
     parsed = _parse(kind, arguments[1:], f"{command} {arguments[0]}", default=kind(**fields))
-    return parsed, RunConfig(**{name: getattr(parsed, name) for name in fields})
+    config = RunConfig(**{name: getattr(parsed, name) for name in fields})
+    return parsed, config if told else _slowed_down_as(recipe, config)
 
 
-def _milestones_for(recipe: RunConfig, arguments: Sequence[str]) -> list[str]:
-    """What to add for a run of another length that says nothing of its learning rate: it falls at the same shares."""
-    given = re.search(r"--train\.epochs[ =](\d+)(?!\S)", " ".join(arguments))
-    if given is None or not recipe.optim.milestones or any(each.startswith("--optim.milestones") for each in arguments):
-        return []
-    places = list(map(str, recipes.scaled_milestones(recipe, int(given[1]))))
-    if int(given[1]) != recipe.train.epochs:
-        _say(f"the learning rate falls at epochs {', '.join(places) or 'none'}, in proportion to the recipe's")
-    return ["--optim.milestones", *places]
+def _slowed_down_as(recipe: RunConfig, config: RunConfig) -> RunConfig:
+    """With the recipe's milestones: in a run of another length, at the same shares of it."""
+    if config.optim.schedule != "step":
+        return _with_milestones(config, recipe.optim.milestones)
+    scaled = recipes.scaled_milestones(recipe, config.train.epochs)
+    if scaled != list(recipe.optim.milestones) and _is_first_rank():
+        places = ", ".join(map(str, scaled)) or "none"
+        _say(f"the learning rate falls at epochs {places}, in proportion to the recipe's")
+    return _with_milestones(config, scaled)
+
+
+def _with_milestones(config: RunConfig, milestones: Iterable[int]) -> RunConfig:
+    return dataclasses.replace(config, optim=dataclasses.replace(config.optim, milestones=tuple(milestones)))
+
+
+def _is_first_rank() -> bool:
+    return os.environ.get("RANK", "0") == "0"  # set by torchrun
 
 
 def _list_recipes(command: str) -> None:

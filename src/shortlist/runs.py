@@ -91,7 +91,8 @@ class RunFolder:
             self._check_claim(config, resume=resume)
             for leftover in self.path.rglob(f"{WRITING}*"):  # of a writer that was killed
                 leftover.unlink()
-            self.write_json("config.json", to_dict(config))  # of a run that goes on: where its data is now
+            if not self._begun:  # one that goes on stays the run that it is, wherever its data is now
+                self.write_json("config.json", to_dict(config))
             yield
 
     @property

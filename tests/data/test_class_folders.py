@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from shortlist.data.class_folders import holds_folders, natural_order, scan_classes
+from shortlist.data.class_folders import holds_folders, loose_images, natural_order, scan_classes
 from shortlist.errors import ShortlistError
 from tests.data.pictures import put_classes, put_image
 
@@ -74,6 +74,10 @@ def test_folders_of_folders_are_told_from_folders_of_images(tmp_path: Path) -> N
     (tmp_path / "split" / "README").touch()
     assert holds_folders(tmp_path / "split")
     assert not holds_folders(tmp_path / "split" / "cat")
+    put_classes(tmp_path / "split", {"tail.png": 1})  # a class
+    assert loose_images(tmp_path / "split") == []
+    put_image(tmp_path / "split" / "overview.png")
+    assert loose_images(tmp_path / "split") == ["overview.png"]
 
 
 def test_numbers_sort_by_value() -> None:

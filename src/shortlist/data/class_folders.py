@@ -80,7 +80,8 @@ def holds_folders(folder: Path) -> bool:
 
 def loose_images(folder: Path) -> list[str]:
     """Names of the images that lie in the folder itself."""
-    return sorted(entry.name for entry in folder.iterdir() if _is_image(entry.name) and not _is_hidden(entry.name))
+    entries = (entry for entry in folder.iterdir() if not entry.is_dir() and not _is_hidden(entry.name))
+    return sorted(entry.name for entry in entries if _is_image(entry.name))
 
 
 def natural_order(name: str) -> tuple[tuple[str | int, ...], str]:

@@ -6,6 +6,7 @@ each, and the row numbers noted in the run. Names of classes: an array of string
 ``classes`` of the metadata, a JSON list, in a ``.safetensors``.
 """
 
+import hashlib
 import json
 import zipfile
 from pathlib import Path
@@ -56,6 +57,7 @@ def load(config: DataConfig) -> Problem:
         parts |= {part: (x[rows], y[rows]) for part, rows in zip(("train", *missing), held_out, strict=True)}
         facts |= {f"{part}_indices": rows.tolist() for part, rows in zip(missing, held_out[1:], strict=True)}
     x, y = parts["train"]
+    facts["train_digest"] = _digest(x, y)
     kept, thinning = thinned(y, len(classes), config)
     labels, noise = noisy(y[kept], len(classes), config)
     return Problem(
@@ -66,6 +68,13 @@ def load(config: DataConfig) -> Problem:
         input_shape=(x.shape[1],),
         facts={**facts, **thinning, **noise},
     )
+
+
+def _digest(*tensors: Tensor) -> str:
+    digest = hashlib.sha256()
+    for tensor in tensors:
+        digest.update(tensor.contiguous().view(torch.uint8).numpy().data)
+    return digest.hexdigest()
 
 
 def read_file(path: Path) -> tuple[dict[str, Tensor], list[str]]:

@@ -15,8 +15,8 @@ from shortlist.data.image_files import Transform, evaluation_transform, read_ima
 from shortlist.data.splits import Preprocess, Split, mix_seed
 from shortlist.errors import ShortlistError
 
-# A worker that nobody ends after a signal ends itself.
-_GRACE_SECONDS = 30
+# A worker that nobody ends after a signal ends itself: later than schedulers would, as a validation may be under way.
+_GRACE_SECONDS = 300
 
 
 class FileSplit(Split):

@@ -38,7 +38,7 @@ def take_labelled_rows(scores: Tensor, target: Tensor, weight: Tensor | None) ->
         and scores.shape[1] > 1
         and target.dtype == torch.int64
         and target.shape == scores.shape[:1]
-        and len(target) > 0
+        and target.shape[0] > 0  # not its length, which would fix the batch size of an exported graph
         and target.device == scores.device
         and (weight is None or weight.device == scores.device)
     )
