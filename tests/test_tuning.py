@@ -4,10 +4,13 @@
 """
 
 import csv
+import errno
+import fcntl
 import json
 import math
 import os
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -17,13 +20,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from shortlist import ShortlistError, cli, recipes, tuning
 from shortlist.config import LossConfig, RunConfig, changed, from_dict, to_dict
 from shortlist.data.tensors import TensorSplit
-from shortlist.runs import RunFolder
+from shortlist.runs import RunFolder, default_folder
 from shortlist.search_space import PAPER_GRIDS, RANGES, Range, grid_points, search_axes
 from shortlist.training import Interrupted, Trainer
 from shortlist.tuning import Findings, TrialRecord, command_line, tune
@@ -169,7 +173,11 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"search": ["loss.scale"]}, "search must name a number"),
     ({"search": ["loss.scale=3,x"]}, "search must list numbers, .* got 'loss.scale=3,x'"),
     ({"search": ["loss.tau=-1,1"]}, r"loss\.tau must be finite and >= 0, got -1"),
-    ({"grid": "none", "search": ["loss.n_samples=2,9"]}, r"loss\.n_samples must be a whole number"),
+    (
+        {"search": ["loss.gamma=1,2"]},
+        r"smooth_topk_hinge uses, loss\.k and loss\.tau: loss\.gamma would change nothing",
+    ),
+    ({"csv_path": Path()}, "csv must name a file"),
     ({"storage": "nosuch://x"}, r"the storage .* cannot be used"),
     ({"storage": "/"}, r"the storage .* cannot be used"),
 ]
@@ -180,6 +188,18 @@ def test_a_wrong_argument_is_named_before_any_work(config: RunConfig, arguments:
     with pytest.raises(ShortlistError, match=message):
         tune(config, **arguments)
     assert list(Path().iterdir()) == []
+
+
+@pytest.mark.parametrize(("grid", "values"), [("none", "2,9"), ("given", "2.5"), ("given", "nan")])
+def test_draws_are_whole_numbers(config: RunConfig, grid: Any, values: str) -> None:
+    noised = replace(config, loss=LossConfig(name="noised_topk_hinge", k=3))
+    with pytest.raises(ShortlistError, match=r"loss\.n_samples must be a whole number"):
+        tune(noised, grid=grid, search=[f"loss.n_samples={values}"])
+
+
+def test_a_search_that_would_be_forgotten_is_refused(small_arguments: list[str]) -> None:
+    with pytest.raises(ShortlistError, match="give --search once"):
+        cli.tune([*small_arguments, "--search", "loss.tau=1,2", "--search", "optim.lr=0.1,0.2"])
 
 
 def test_losses_without_a_grid_or_without_settings_say_so(config: RunConfig) -> None:
@@ -282,6 +302,85 @@ def test_after_an_interruption_it_goes_on_where_it_stopped(
     assert [(trial.state, trial.epochs) for trial in after.trials] == [("complete", EPOCHS)] * 2
     broken_off = [(1.0, 1)] if tau == 1.0 else []  # after its first step
     assert epochs_begun == [(0.1, 0), (0.1, 1), (1.0, 0), *broken_off, (1.0, 1)]
+
+
+def test_fewer_trials_than_were_begun_are_those_of_the_beginning(
+    config: RunConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It once asked for the same trial for ever, as another one had come before it."""
+
+    def stopped(trainer: Trainer) -> None:
+        raise Interrupted
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Trainer, "fit", stopped)
+        with pytest.raises(Interrupted):
+            tune(config)  # its first trial is given back, to the end of the queue
+    found = [(trial.state, trial.settings["loss.tau"]) for trial in tune(config, trials=1).trials]
+    assert found == [("complete", 0.1)]
+    assert {(trial.state, trial.settings["loss.tau"]) for trial in tune(config).trials} == {
+        ("complete", 0.1),
+        ("complete", 1.0),
+    }
+
+
+def test_a_range_of_too_few_numbers_is_told(config: RunConfig) -> None:
+    narrow = ["optim.lr=0.1,0.10000000000000002", "loss.tau=1"]
+    with pytest.raises(ShortlistError, match="fewer than 5 different values"):
+        tune(config, grid="none", search=narrow, trials=5)
+
+
+def test_a_run_that_somebody_else_is_at_is_left_to_them(config: RunConfig) -> None:
+    busy = changed(config, {"loss.tau": 0.1})
+    said: list[str] = []
+    with RunFolder(default_folder(busy)).claim(busy, resume=True):
+        found = tune(config, say=said.append)
+    assert [trial.settings["loss.tau"] for trial in found.trials] == [1.0]
+    assert any("is in use by another process, and is left to it" in each for each in said)
+    assert [trial.state for trial in tune(config).trials] == ["complete"] * 2
+
+
+@pytest.mark.parametrize("content", [b"", b"{}\n", b"\xff\xfe\n"])
+def test_a_run_that_lost_its_metrics_is_named(config: RunConfig, content: bytes) -> None:
+    first = tune(config).trials[0]
+    (first.folder / "metrics.jsonl").write_bytes(content)
+    with pytest.raises(ShortlistError, match=rf"{first.folder}/metrics\.jsonl is damaged: delete the folder"):
+        tune(config, storage="another")
+    shutil.rmtree(first.folder)
+    assert [trial.state for trial in tune(config, storage="another").trials] == ["complete"] * 2
+
+
+def test_runs_on_other_data_are_not_compared(config: RunConfig) -> None:
+    arrays = dict(np.load(config.data.root))
+    np.savez("mine.npz", **arrays)
+    mine = replace(config, data=replace(config.data, root="mine.npz"))
+    tune(mine)
+    np.savez("mine.npz", **arrays | {"train_x": 2 * arrays["train_x"]})
+    with pytest.raises(ShortlistError, match="the data has changed"):
+        tune(mine, search=["loss.tau=0.1,0.5,1"])
+
+
+def test_the_journals_lock_leads_to_the_journal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that was killed leaves it, and others follow it to see since when nothing was written."""
+    monkeypatch.chdir(tmp_path)
+    folder = Path("runs/tune/x")
+    storage: Any = tuning._open_storage("", folder / "studies.journal")
+    storage._backend._lock.acquire()
+    assert (folder / "studies.journal.lock").resolve(strict=True) == (folder / "studies.journal").resolve()
+    storage._backend._lock.release()
+
+
+def test_a_lock_that_cannot_be_tried_is_no_sign_of_life(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def without_locks(file: Any, how: int) -> None:
+        raise OSError(errno.EBADF, "as NFS says")
+
+    with tuning._at_work(tmp_path) as worker:
+        assert tuning._is_alive(tmp_path / worker)
+        with monkeypatch.context() as patched:
+            patched.setattr(fcntl, "flock", without_locks)
+            assert tuning._is_alive(tmp_path / worker) is None
+    (tmp_path / "dead").touch()
+    assert tuning._is_alive(tmp_path / "dead") is False
 
 
 def test_processes_that_share_a_storage_share_the_trials_and_take_over_those_of_the_dead(

@@ -355,6 +355,10 @@ def tune(arguments: list[str]) -> None:
     if not arguments or arguments[0] in ("-h", "--help"):
         _list_recipes("tune")
         return
+    if sum(each.partition("=")[0] == "--search" for each in arguments) > 1:
+        raise ShortlistError(
+            "give --search once, and all settings behind it: --search loss.scale=30,50 optim.lr=0.1,0.2"
+        )
     parsed, config = _parse_recipe(_TuneArguments, arguments, "tune")
 
     from shortlist.tuning import tune
@@ -374,6 +378,8 @@ def tune(arguments: list[str]) -> None:
     if elsewhere := sum(trial.state == "running" for trial in found.trials):
         _say(f"{elsewhere} more still running elsewhere")
     if found.command is None:
+        if elsewhere:
+            return
         raise ShortlistError("no trial has come to its end")
     _print_table(found.table)
     print(f"\n{found.command}")

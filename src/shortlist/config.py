@@ -123,7 +123,7 @@ class LossConfig:
         for name in ("epsilon", "tau", "gamma", "max_margin"):
             _within(self, name, 0, math.inf)
         _within(self, "scale", 1e-12, math.inf)
-        if self.n_samples != math.inf and (self.n_samples < 1 or self.n_samples != int(self.n_samples)):
+        if self.n_samples != math.inf and not (self.n_samples >= 1 and self.n_samples == int(self.n_samples)):
             raise ShortlistError(f"loss.n_samples must be a whole number >= 1, or inf, got {self.n_samples}")
 
 

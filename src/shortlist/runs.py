@@ -146,7 +146,7 @@ class RunFolder:
         """The lines of ``metrics.jsonl``; a last line that a crash cut short is left out."""
         lines = []
         with suppress(FileNotFoundError):
-            for line in (self.path / "metrics.jsonl").read_text(encoding="utf-8").splitlines():
+            for line in (self.path / "metrics.jsonl").read_text(encoding="utf-8", errors="replace").splitlines():
                 with suppress(ValueError):
                     lines.append(json.loads(line))
         return lines

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from shortlist import recipes
-from shortlist.config import LossName, RunConfig, changed
+from shortlist.config import SETTINGS_OF, LossName, RunConfig, changed
 from shortlist.errors import ShortlistError
 
 Grid = Literal["auto", "paper", "given", "none"]
@@ -143,6 +143,11 @@ def _parsed(config: RunConfig, search: Sequence[str]) -> dict[str, tuple[float, 
             values = tuple(dict.fromkeys(float(value) for value in listed.split(",")))
         except ValueError:
             raise ShortlistError(f"search must list numbers, as loss.scale=30,50, got {text!r}") from None
+        if section == "loss" and name not in (used := SETTINGS_OF[config.loss.name]):
+            theirs = " and ".join(f"loss.{each}" for each in used) or "none"
+            raise ShortlistError(
+                f"search must name settings that {config.loss.name} uses, {theirs}: loss.{name} would change nothing"
+            )
         given[f"{section}.{name}"] = values
     return given
 

@@ -42,9 +42,11 @@ from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 from shortlist import recipes
 from shortlist.config import RunConfig, changed, to_dict
+from shortlist.data import load_problem
 from shortlist.data.splits import mix_seed
 from shortlist.errors import ShortlistError
-from shortlist.runs import RunFolder, default_folder
+from shortlist.recorded_data import refuse_other_data, refuse_other_training_images
+from shortlist.runs import InUseError, RunFolder, default_folder
 from shortlist.search_space import Axis, Grid, Range, Settings, grid_points, search_axes
 from shortlist.training import DivergedError, Interrupted, Trainer, make_fabric
 from shortlist.whole_files import locked, write_file
@@ -52,6 +54,8 @@ from shortlist.whole_files import locked, write_file
 # Names of what a trial notes in the storage beside its parameters.
 _SETTINGS, _WORKER, _HEARD, _NOTE = "settings", "worker", "heard", "note"
 _SAMPLED_BY_DEFAULT = 20
+# So many samples in a row that were there before, and there are no others.
+_MOST_REFUSED = 100
 _BEST_SHOWN = 10
 
 
@@ -158,6 +162,8 @@ def tune(
         raise ShortlistError(f"trials must be at least 1, got {trials}")
     if not 0 <= lost_after < math.inf:
         raise ShortlistError(f"lost_after must be a finite number of hours >= 0, got {lost_after}")
+    if csv_path is not None and (not csv_path.name or csv_path.is_dir()):
+        raise ShortlistError(f"csv must name a file, got {csv_path}")
     axes = search_axes(config, grid, search)
     folder = Path("runs", "tune", config.recipe)
     name = _study_name(config, axes)
@@ -167,6 +173,7 @@ def tune(
     with _at_work(folder / "workers") as worker:
         part = _Search(study, config, axes, trials, worker, folder / "workers", lost_after, say)
         csv_path = csv_path or folder / f"{name}.csv"
+        _write_findings(study, config, axes, csv_path)  # where that cannot be, better now than after a trial
         try:
             while (trial := part.next_trial()) is not None:
                 part.run(trial)
@@ -223,16 +230,21 @@ class _Search:
         self._distributions = {name: _distribution(axis) for name, axis in axes.items()}
         self._lost_after = lost_after
         self._stop_asked = False
+        self._in_use: list[Settings] = []
+        """Of runs that processes outside of the study are at."""
 
     def next_trial(self) -> Trial | None:
         """A trial that is this process's to run; None if all that are wanted are finished or running elsewhere."""
+        refused = 0
         while True:
             self._give_back_lost()
             self._queue_missing_points()
             living = _living(self._study)
             waiting = any(trial.state == TrialState.WAITING for trial in living)
-            if not waiting and len(living) >= self._wanted:
+            if not waiting and (self._points or len(living) >= self._wanted):
                 return None
+            if refused == _MOST_REFUSED:
+                raise ShortlistError(f"the ranges hold fewer than {self._wanted} different values to sample")
             trial = self._study.ask(self._distributions)  # the first that waits, or else a new one
             try:
                 trial.set_user_attr(_WORKER, self._worker)
@@ -240,15 +252,18 @@ class _Search:
                 if self._may_run(trial):
                     return trial
                 self._study.tell(trial, state=TrialState.FAIL)  # another process was faster
+                refused += 1
             except BaseException:
                 self._give_back(trial.number, trial.params)
                 raise
 
     def _may_run(self, trial: Trial) -> bool:
-        if self._points and _SETTINGS not in trial.user_attrs:
-            return False  # not from the queue, which had just become empty
         earlier = [each for each in _living(self._study) if each.number < trial.number]
-        return len(earlier) < self._wanted and all(_settings(each) != trial.params for each in earlier)
+        if any(_settings(each) == trial.params for each in earlier):
+            return False
+        if self._points:  # and not sampled, as from a queue that had just become empty, nor of a call for more of them
+            return _SETTINGS in trial.user_attrs and trial.params in self._points
+        return len(earlier) < self._wanted
 
     def run(self, trial: Trial) -> None:
         """Train a trial, or what is left of it, and tell the study."""
@@ -262,6 +277,10 @@ class _Search:
             trial.set_user_attr(_NOTE, str(ended))
             self._study.tell(trial, state=TrialState.PRUNED, skip_if_finished=True)
             self._say(f"trial {trial.number}: {ended}")
+        except InUseError as wrong:
+            self._in_use.append(trial.params)
+            self._study.tell(trial, state=TrialState.FAIL, skip_if_finished=True)
+            self._say(f"trial {trial.number}: {wrong}, and is left to it: give the command again for its result")
         except UpdateFinishedTrialError:
             self._say(f"trial {trial.number} was taken for lost, and is another process's now")
         except BaseException:
@@ -278,7 +297,10 @@ class _Search:
 
         def report_new_epochs() -> None:
             for line in run.metrics()[len(values) :]:
-                values.append(line[f"val_{config.select_metric}"])
+                try:
+                    values.append(line[f"val_{config.select_metric}"])
+                except (KeyError, TypeError):
+                    raise _unusable(run) from None
                 trial.report(values[-1], line["epoch"])
                 self._say(f"trial {trial.number}: epoch {len(values)}/{epochs}  {100 * values[-1]:.2f}%")
             trial.set_user_attr(_HEARD, time.time())
@@ -286,7 +308,11 @@ class _Search:
                 raise TrialPruned(f"pruned after epoch {len(values)}")
 
         report_new_epochs()  # of a run that was begun, or even finished, before
-        if len(values) < epochs:
+        if len(values) == epochs:
+            problem = load_problem(config.data)  # what was measured on other data must not be compared
+            refuse_other_data(problem, run)
+            refuse_other_training_images(problem, run)
+        else:
             if torch.cuda.is_available():
                 gc.collect()  # the trainer before this one holds itself in a circle, and GPU memory with it
             trainer = Trainer(config, make_fabric(config), run, quiet=True, after_epoch=report_new_epochs)
@@ -296,12 +322,14 @@ class _Search:
                     trainer.fit()
             finally:
                 self._stop_asked = trainer.stop_asked
+            if len(values) < epochs:
+                raise _unusable(run)
         return max(values)
 
     def _queue_missing_points(self) -> None:
         present = [_settings(trial) for trial in _living(self._study)]
         for point in self._points:
-            if point not in present:
+            if point not in present and point not in self._in_use:
                 self._study.enqueue_trial(dict(point), user_attrs={_SETTINGS: dict(point)})
 
     def _give_back_lost(self) -> None:
@@ -324,6 +352,10 @@ class _Search:
             return
         if len(settings) == len(self._distributions):  # else it was killed before it had got its settings
             self._study.enqueue_trial(dict(settings), user_attrs={_SETTINGS: dict(settings)})
+
+
+def _unusable(run: RunFolder) -> ShortlistError:
+    return ShortlistError(f"{run.path}/metrics.jsonl is damaged: delete the folder and give the command again")
 
 
 class _SeededByTrial(BaseSampler):
@@ -409,7 +441,8 @@ def _open_storage(storage: str, default: Path) -> BaseStorage:
         return _open_database(storage)
     path = Path(storage) if storage else default
     path.parent.mkdir(parents=True, exist_ok=True)
-    return JournalStorage(JournalFileBackend(str(path)))
+    # Absolute: its lock is a link to it, which Optuna follows to see whether the holder still lives.
+    return JournalStorage(JournalFileBackend(str(path.absolute())))
 
 
 def _open_database(url: str) -> BaseStorage:
@@ -485,11 +518,11 @@ def _at_work(workers: Path) -> Iterator[str]:
 
 
 def _is_alive(worker: Path) -> bool | None:
-    """Whether the process that has this file lives; None if there is no such file."""
-    with suppress(FileNotFoundError), worker.open() as file:
+    """Whether the process that has this file lives; None if there is no such file, or nobody can tell."""
+    with suppress(OSError), worker.open("r+") as file:  # NFS locks only what is open for writing
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+        except BlockingIOError:
             return True
         return False
     return None
