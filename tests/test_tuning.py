@@ -370,6 +370,27 @@ def test_the_journals_lock_leads_to_the_journal(tmp_path: Path, monkeypatch: pyt
     storage._backend._lock.release()
 
 
+def test_a_database_that_disappears_is_told_in_a_line(config: RunConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    def deleted(trainer: Trainer) -> None:
+        Path("study.db").write_bytes(b"no database any more" * 1000)
+        fit(trainer)
+
+    fit = Trainer.fit
+    monkeypatch.setattr(Trainer, "fit", deleted)
+    with pytest.raises(ShortlistError, match=r"^the storage sqlite:///study\.db cannot be used: [^\n]*$"):
+        tune(config, storage="sqlite:///study.db")
+
+
+def test_half_a_line_in_the_journal_does_not_spoil_it(config: RunConfig) -> None:
+    """As a full disk leaves it."""
+    first = outcome(tune(config, trials=1, storage="journal"))
+    with Path("journal").open("ab") as file:
+        file.write(b'{"op_code":8,"worker_id":"x","tri')
+    again = outcome(tune(config, storage="journal"))
+    assert again[:1] == first
+    assert outcome(tune(config, storage="journal")) == again
+
+
 def test_a_lock_that_cannot_be_tried_is_no_sign_of_life(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def without_locks(file: Any, how: int) -> None:
         raise OSError(errno.EBADF, "as NFS says")
