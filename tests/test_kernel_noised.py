@@ -391,7 +391,7 @@ def test_the_operators_keep_torchs_rules(reduction: str) -> None:
     torch.library.opcheck(noised_operator.forward, arguments)
     loss, *kept = (each.detach() for each in noised_operator.forward(*arguments))
     backward = (torch.ones_like(loss), target.to(DEVICE), *kept, 20, scores.dtype, reduction)
-    torch.library.opcheck(noised_operator._backward, backward)
+    torch.library.opcheck(noised_operator.backward, backward)
 
 
 @pytest.mark.parametrize("reduction", ["none", "mean", "sum"])

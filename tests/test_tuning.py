@@ -29,6 +29,7 @@ from shortlist.config import LossConfig, RunConfig, changed, from_dict, to_dict
 from shortlist.data.tensors import TensorSplit
 from shortlist.runs import RunFolder, default_folder
 from shortlist.search_space import PAPER_GRIDS, RANGES, Range, grid_points, search_axes
+from shortlist.study_storage import open_storage
 from shortlist.training import Interrupted, Trainer
 from shortlist.tuning import Findings, TrialRecord, command_line, tune
 from shortlist.whole_files import locked
@@ -364,7 +365,7 @@ def test_the_journals_lock_leads_to_the_journal(tmp_path: Path, monkeypatch: pyt
     """A process that was killed leaves it, and others follow it to see since when nothing was written."""
     monkeypatch.chdir(tmp_path)
     folder = Path("runs/tune/x")
-    storage: Any = tuning._open_storage("", folder / "studies.journal")
+    storage: Any = open_storage("", folder / "studies.journal")
     storage._backend._lock.acquire()
     assert (folder / "studies.journal.lock").resolve(strict=True) == (folder / "studies.journal").resolve()
     storage._backend._lock.release()

@@ -364,13 +364,7 @@ class Trainer:
             raise ShortlistError(f"no training image could be read: {self.problem.train.skipped[-1]} and all others")
         train_loss = self._sum_over_ranks(self.at.loss_sum) / images
         rate = len(self.problem.train) * (self.at.epoch + 1) / self.at.seconds
-        average, _, k = self.config.select_metric.rpartition("_top")
-        smaller_ks = [each for each in reversed(self.config.all_ks) if each < int(k)]
-        at_smaller_ks = [metrics[f"{average}_top{each}"] or 0.0 for each in smaller_ks]
-        # Of equals the later: where few images decide, accuracy is at its best long before the network is.
-        best = [value, *at_smaller_ks] >= [self.at.best_value, *self.at.best_at_smaller_ks]
-        if best:
-            self.at.best_epoch, self.at.best_value, self.at.best_at_smaller_ks = self.at.epoch, value, at_smaller_ks
+        best = self._note_if_best(value, metrics)
         if self.writes:
             line = {"epoch": self.at.epoch, "train_loss": train_loss, "lr": self.optimizer.param_groups[0]["lr"]}
             line |= {"train_seconds": self.at.seconds} | {f"val_{name}": each for name, each in metrics.items()}
@@ -379,6 +373,16 @@ class Trainer:
             self.progress.epoch(self.at.epoch, train_loss, self.config.select_metric, value, rate, best)
         self.at.epoch, self.at.step, self.at.loss_sum, self.at.images = self.at.epoch + 1, 0, 0.0, 0
         self._checkpoint(best=best)
+
+    def _note_if_best(self, value: float, metrics: dict[str, float | None]) -> bool:
+        average, _, k = self.config.select_metric.rpartition("_top")
+        smaller_ks = [each for each in reversed(self.config.all_ks) if each < int(k)]
+        at_smaller_ks = [metrics[f"{average}_top{each}"] or 0.0 for each in smaller_ks]
+        # Of equals the later: where few images decide, accuracy is at its best long before the network is.
+        if [value, *at_smaller_ks] < [self.at.best_value, *self.at.best_at_smaller_ks]:
+            return False
+        self.at.best_epoch, self.at.best_value, self.at.best_at_smaller_ks = self.at.epoch, value, at_smaller_ks
+        return True
 
     def _without_value(self) -> ShortlistError:
         return ShortlistError(

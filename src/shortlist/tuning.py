@@ -33,12 +33,9 @@ from optuna.distributions import BaseDistribution, CategoricalDistribution, Floa
 from optuna.exceptions import StorageInternalError, TrialPruned, UpdateFinishedTrialError
 from optuna.pruners import BasePruner, MedianPruner, NopPruner
 from optuna.samplers import BaseSampler, TPESampler
-from optuna.storages import BaseStorage, JournalStorage, RDBStorage
-from optuna.storages.journal import JournalFileBackend, JournalFileSymlinkLock
 from optuna.trial import FrozenTrial, Trial, TrialState
 from rich.table import Table
-from sqlalchemy import event
-from sqlalchemy.exc import DBAPIError, SQLAlchemyError
+from sqlalchemy.exc import SQLAlchemyError
 
 from shortlist import recipes
 from shortlist.config import RunConfig, changed, to_dict
@@ -48,14 +45,13 @@ from shortlist.errors import ShortlistError
 from shortlist.recorded_data import refuse_other_data, refuse_other_training_images
 from shortlist.runs import InUseError, RunFolder, default_folder
 from shortlist.search_space import Axis, Grid, Range, Settings, grid_points, search_axes
+from shortlist.study_storage import open_storage, storage_explained
 from shortlist.training import DivergedError, Interrupted, Trainer, make_fabric
 from shortlist.whole_files import locked, write_file
 
 # Names of what a trial notes in the storage beside its parameters.
 _SETTINGS, _WORKER, _HEARD, _NOTE = "settings", "worker", "heard", "note"
 _SAMPLED_BY_DEFAULT = 20
-# Bytes of a journal's line, and more.
-_LONGEST_LINE = 1 << 20
 # So many samples in a row that were there before, and there are no others.
 _MOST_REFUSED = 100
 _BEST_SHOWN = 10
@@ -172,7 +168,7 @@ def tune(
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     study = _open_study(name, storage, folder, _SeededByTrial(config.seed), _pruner(config, prune))
     say(f"study {name}: {_described(axes)}, by {config.select_metric} on the validation images")
-    with _explained(storage or str(folder), StorageInternalError), _at_work(folder / "workers") as worker:
+    with storage_explained(storage or str(folder), StorageInternalError), _at_work(folder / "workers") as worker:
         part = _Search(study, config, axes, trials, worker, folder / "workers", lost_after, say)
         csv_path = csv_path or folder / f"{name}.csv"
         _write_findings(study, config, axes, csv_path)  # where that cannot be, better now than after a trial
@@ -424,81 +420,15 @@ def _study_name(config: RunConfig, axes: Mapping[str, Axis]) -> str:
 
 
 def _open_study(name: str, storage: str, folder: Path, sampler: BaseSampler, pruner: BasePruner) -> optuna.Study:
-    with _explained(storage or str(folder), ImportError, OSError, RuntimeError, ValueError, SQLAlchemyError):
+    with storage_explained(storage or str(folder), ImportError, OSError, RuntimeError, ValueError, SQLAlchemyError):
         return optuna.create_study(
-            storage=_open_storage(storage, folder / "studies.journal"),
+            storage=open_storage(storage, folder / "studies.journal"),
             sampler=sampler,
             pruner=pruner,
             study_name=name,
             direction="maximize",
             load_if_exists=True,
         )
-
-
-@contextmanager
-def _explained(storage: str, *kinds: type[Exception]) -> Iterator[None]:
-    """What these exceptions say, in a line, of a storage that was damaged, deleted or forbidden."""
-    try:
-        yield
-    except kinds as wrong:
-        reason = str(wrong.__cause__ or wrong).partition("\n")[0]
-        raise ShortlistError(f"the storage {storage} cannot be used: {reason}") from wrong
-
-
-def _open_storage(storage: str, default: Path) -> BaseStorage:
-    if "://" in storage:
-        return _open_database(storage)
-    path = Path(storage) if storage else default
-    path.parent.mkdir(parents=True, exist_ok=True)
-    return JournalStorage(_Journal(path))
-
-
-class _Journal(JournalFileBackend):
-    """Optuna's file of studies; half a line that a full disk left would spoil the next, and the file for good."""
-
-    def __init__(self, path: Path) -> None:
-        # Absolute: the lock is a link to it, which Optuna follows to see whether the holder still lives.
-        self._path = path.absolute()
-        self._journal_lock = JournalFileSymlinkLock(str(self._path))
-        super().__init__(str(self._path), self._journal_lock)
-
-    def append_logs(self, logs: list[dict[str, Any]]) -> None:
-        if self._half_a_line():
-            self._journal_lock.acquire()
-            try:
-                with self._path.open("r+b") as file:  # nobody is writing now
-                    file.truncate(self._path.stat().st_size - self._half_a_line())
-            finally:
-                self._journal_lock.release()
-        super().append_logs(logs)
-
-    def _half_a_line(self) -> int:
-        """Bytes behind the last whole line."""
-        size = self._path.stat().st_size
-        with self._path.open("rb") as file:
-            file.seek(max(0, size - _LONGEST_LINE))
-            return len(file.read(_LONGEST_LINE).rpartition(b"\n")[2])
-
-
-def _open_database(url: str) -> BaseStorage:
-    if not url.startswith("sqlite"):
-        return _with_tables(url, {})
-    storage = _with_tables(url, {"connect_args": {"timeout": 60}})
-    # SQLite would lock at the first write of a transaction only: two processes could both read that a trial waits, and
-    # both take it.
-    storage.engine.dispose()
-    event.listen(storage.engine, "connect", lambda connection, _: setattr(connection, "isolation_level", None))
-    event.listen(storage.engine, "begin", lambda connection: connection.exec_driver_sql("BEGIN IMMEDIATE"))
-    return storage
-
-
-def _with_tables(url: str, options: dict[str, Any]) -> RDBStorage:
-    # Of processes that create the tables at the same moment all but one fail; soon after, all of them find the tables.
-    for pause in (0.2, 1.0, 3.0):
-        with suppress(DBAPIError, RuntimeError):
-            return RDBStorage(url, engine_kwargs=options)
-        time.sleep(pause)
-    return RDBStorage(url, engine_kwargs=options)
 
 
 def _living(study: optuna.Study) -> list[FrozenTrial]:

@@ -317,7 +317,7 @@ def gradient(
         return _added_up(grad_loss / share, target_R, classes_RB, slope_R, num_classes).to(dtype)
     gradient_RL = torch.empty(num_rows, num_classes, dtype=dtype, device=grad_loss.device)
     places = min(4096, power_of_2(num_classes))
-    grad_loss = grad_loss.contiguous()
+    grad_loss, target_R = grad_loss.contiguous(), target_R.contiguous()
     _backward(
         (num_rows, divided_up(num_classes, places), 1),
         (gradient_RL, grad_loss, target_R, classes_RB, slope_R, total_share),

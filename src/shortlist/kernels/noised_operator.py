@@ -65,23 +65,10 @@ def _(
     return loss, classes_RB, slope_R, total_share
 
 
-@torch.library.custom_op("shortlist::noised_hinge_backward", mutates_args=())
-def _backward(
-    grad_loss: Tensor,
-    target_R: Tensor,
-    classes_RB: Tensor,
-    slope_R: Tensor,
-    total_share: Tensor,
-    num_classes: int,
-    dtype: torch.dtype,
-    reduction: str,
-) -> Tensor:
-    return noised.gradient(
-        grad_loss, target_R.contiguous(), classes_RB, slope_R, total_share, num_classes, dtype, reduction
-    )
+backward = torch.library.custom_op("shortlist::noised_hinge_backward", noised.gradient, mutates_args=())
 
 
-@_backward.register_fake
+@backward.register_fake
 def _(
     grad_loss: Tensor,
     target_R: Tensor,
@@ -103,7 +90,7 @@ def _keep_for_backward(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, 
 
 
 def _gradients(ctx: Any, grad_loss: Tensor, *others: Tensor) -> tuple[Tensor | None, ...]:
-    gradient_RL = _backward(grad_loss, *ctx.saved_tensors, ctx.num_classes, ctx.dtype, ctx.reduction)
+    gradient_RL = backward(grad_loss, *ctx.saved_tensors, ctx.num_classes, ctx.dtype, ctx.reduction)
     return gradient_RL, *(None,) * 11
 
 
