@@ -536,6 +536,13 @@ def test_a_table_has_a_line_for_each_length() -> None:
     assert shown == [["83.6 ± 0.2", "87.4 ± 0.1", "87.8 ± 0.6"], ["79.0", "", "85.5 ± 6.4"], ["", "", "88.0"]]
 
 
+def test_a_length_that_a_row_was_not_run_at_has_no_line_of_it() -> None:
+    """But a row that was not run at all has one, for what is missing."""
+    results = [made_up(85.0), made_up(88.0, scale="paper", epochs=300)]
+    lines = comparison(EXPERIMENTS["cifar100-top5"], results)
+    assert [line.source for line in lines if line.row == "0.0"] == ["paper, 300 epochs", "ours, 100 epochs"]
+
+
 def test_a_run_that_another_process_is_at_is_left_to_it(place: Place) -> None:
     """So that several processes can share an experiment."""
     first = replace(SMALL.config(SMALL.cells[0], "smoke", place.runs_root), seed=0)

@@ -64,21 +64,29 @@ def latest_setups(results: Sequence[Result]) -> list[Result]:
 
 
 def comparison(experiment: Experiment, results: Sequence[Result]) -> list[Line]:
-    """For each row the paper's line, if it prints a number, and one of ours for each length that was run."""
+    """For each row the paper's line, if it prints a number, and one of ours for each length that it was run at.
+
+    A row that was not run has one too, at the shortest length of all: an empty line shows what is missing.
+    """
     results = latest_setups([each for each in results if each.scale != "smoke"] or results)
-    lengths = sorted({(each.scale, each.epochs) for each in results}, key=lambda length: length[1])
+    lengths = _lengths(results)
     lines = []
     for row in experiment.rows:
         of_the_paper = _line_of_the_paper(experiment, row)
         if any(of_the_paper.values):
             lines.append(of_the_paper)
-        for scale, epochs in lengths:
+        for scale, epochs in _lengths([each for each in results if each.row == row]) or lengths[:1]:
             here = [each for each in results if (each.row, each.scale, each.epochs) == (row, scale, epochs)]
             who = "tiny data" if scale == "smoke" else "ours"
             lines.append(_line_of_ours(experiment, row, f"{who}, {counted(epochs, 'epoch')}", here))
         if not lengths:
             lines.append(_line_of_ours(experiment, row, "ours", []))
     return lines
+
+
+def _lengths(results: Sequence[Result]) -> list[tuple[str, int]]:
+    """Scales and numbers of epochs, the shortest first."""
+    return sorted({(each.scale, each.epochs) for each in results}, key=lambda length: length[1])
 
 
 def _line_of_the_paper(experiment: Experiment, row: str) -> Line:
