@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from optuna.trial import Trial
 
 from shortlist import ShortlistError, cli, recipes, tuning
 from shortlist.config import LossConfig, RunConfig, changed, from_dict, to_dict
@@ -281,6 +282,34 @@ def test_another_study_takes_what_runs_there_are(config: RunConfig, epochs_begun
     wider = tune(config, search=["loss.tau=0.1,0.5,1"])
     assert [trial.state for trial in wider.trials] == ["complete"] * 3
     assert [tau for tau, _ in epochs_begun] == [0.1] * EPOCHS + [1.0] * EPOCHS + [0.5] * EPOCHS
+
+
+def test_runs_have_the_names_that_the_process_which_ran_them_gave_them(
+    config: RunConfig, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folders = [trial.folder for trial in tune(config).trials]
+    found = tune(replace(config, data=replace(config.data, workers=0)))  # the same study, but other names
+    assert [trial.folder for trial in found.trials] == folders
+    assert [Path(row["run"]) for row in rows_of(found.csv_path)] == folders
+    monkeypatch.setattr(sys, "argv", shlex.split(found.command or ""))
+    cli.main()
+    assert f"{found.ranking[0].folder}  test micro_top1" in capsys.readouterr().out
+    assert set(Path("runs", config.recipe).iterdir()) == set(folders), "nothing was trained again"
+
+
+def test_of_a_study_that_notes_no_folders_the_usual_ones_are_named(
+    config: RunConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As those of earlier versions."""
+    noted: Any = Trial.set_user_attr
+
+    def without_folder(trial: Trial, name: str, value: Any) -> None:
+        if name != tuning._FOLDER:
+            noted(trial, name, value)
+
+    monkeypatch.setattr(Trial, "set_user_attr", without_folder)
+    for trial in tune(config).trials:
+        assert trial.folder == default_folder(changed(config, trial.settings))
 
 
 @pytest.mark.parametrize(("tau", "epoch"), [(1.0, 0), (0.1, EPOCHS - 1)], ids=["within a trial", "between trials"])

@@ -50,7 +50,7 @@ from shortlist.training import DivergedError, Interrupted, Trainer, make_fabric
 from shortlist.whole_files import locked, write_file
 
 # Names of what a trial notes in the storage beside its parameters.
-_SETTINGS, _WORKER, _HEARD, _NOTE = "settings", "worker", "heard", "note"
+_SETTINGS, _WORKER, _HEARD, _FOLDER, _NOTE = "settings", "worker", "heard", "folder", "note"
 _SAMPLED_BY_DEFAULT = 20
 # So many samples in a row that were there before, and there are no others.
 _MOST_REFUSED = 100
@@ -70,7 +70,7 @@ class TrialRecord:
     epochs: int
     """How many have been reported."""
     folder: Path
-    """Of its run, on the machine that ran it."""
+    """Of its run, on the machine that ran it; of a trial that waits, where it would be run here."""
     worker: str
     note: str
 
@@ -106,8 +106,13 @@ class Findings:
     @property
     def command(self) -> str | None:
         """What to type to train the best trial; where it was run, its epochs are done and only the test is left."""
-        ranking = self.ranking
-        return f"{command_line(changed(self.config, ranking[0].settings))} --resume" if ranking else None
+        if not (ranking := self.ranking):
+            return None
+        best = ranking[0]
+        config = changed(self.config, best.settings)
+        # What does not make it another run, such as the device, is part of its folder's name all the same.
+        place = [] if best.folder == default_folder(config) else ["--out", str(best.folder)]
+        return f"{command_line(config)} {shlex.join([*place, '--resume'])}"
 
     def csv_text(self) -> str:
         """A line for each trial."""
@@ -268,6 +273,7 @@ class _Search:
         try:
             config = changed(self._config, trial.params)
             run = RunFolder(default_folder(config))
+            trial.set_user_attr(_FOLDER, str(run.path))
             chosen = ", ".join(f"{name} {value:.4g}" for name, value in trial.params.items())
             self._say(f"trial {trial.number}: {chosen} -> {run.path}")
             value = self._best_value(trial, config, run)
@@ -456,7 +462,7 @@ def _records(study: optuna.Study, config: RunConfig, axes: Mapping[str, Axis]) -
             value=trial.value,
             settings=_settings(trial),
             epochs=len(trial.intermediate_values),
-            folder=default_folder(changed(config, _settings(trial))),
+            folder=Path(trial.user_attrs.get(_FOLDER) or default_folder(changed(config, _settings(trial)))),
             worker=trial.user_attrs.get(_WORKER, ""),
             note=trial.user_attrs.get(_NOTE, ""),
         )
