@@ -478,6 +478,36 @@ def test_a_loss_that_diverges_ends_its_trial_and_not_the_study(config: RunConfig
     assert "the loss became" in found.trials[1].note
 
 
+def test_settings_that_do_not_fit_the_data_end_their_trials_and_not_the_study(config: RunConfig) -> None:
+    found = tune(config, search=["data.label_noise=0.5,0"])  # these classes have no groups within which to mix labels
+    assert len(found.trials) == 4
+    for trial in found.trials:
+        if trial.settings["data.label_noise"] == 0:
+            assert trial.state == "complete"
+        else:
+            assert trial.state == "pruned"
+            assert trial.note.startswith("data.noise_groups must be consecutive")
+            assert not trial.folder.exists()
+
+
+def test_data_that_gets_lost_is_not_blamed_on_a_trial(config: RunConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = Path("here.npz")
+    data.symlink_to(config.data.root)
+    here, fit = replace(config, data=replace(config.data, root=str(data))), Trainer.fit
+
+    def lost_afterwards(trainer: Trainer) -> None:
+        fit(trainer)
+        data.unlink()
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Trainer, "fit", lost_afterwards)
+        with pytest.raises(ShortlistError, match=r"there is no file here\.npz"):
+            tune(here, csv_path=Path("trials.csv"))
+    assert [row["state"] for row in rows_of(Path("trials.csv"))] == ["complete", "waiting"]
+    data.symlink_to(config.data.root)
+    assert [trial.state for trial in tune(here).trials] == ["complete"] * 2
+
+
 def test_what_is_wrong_with_the_data_ends_the_study_which_goes_on_when_it_is_mended(config: RunConfig) -> None:
     broken = replace(config, data=replace(config.data, root="later.npz"))
     with pytest.raises(ShortlistError, match=r"there is no file later\.npz"):

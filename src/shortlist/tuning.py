@@ -319,7 +319,7 @@ class _Search:
         else:
             if torch.cuda.is_available():
                 gc.collect()  # the trainer before this one holds itself in a circle, and GPU memory with it
-            trainer = Trainer(config, make_fabric(config), run, quiet=True, after_epoch=report_new_epochs)
+            trainer = self._trainer(config, run, report_new_epochs)
             try:
                 with run.claim(config, resume=True):
                     # And no test: settings chosen with an eye on the test images would make it worthless.
@@ -329,6 +329,18 @@ class _Search:
             if len(values) < epochs:
                 raise _unusable(run)
         return max(values)
+
+    def _trainer(self, config: RunConfig, run: RunFolder, after_epoch: Callable[[], None]) -> Trainer:
+        def built(config: RunConfig) -> Trainer:
+            return Trainer(config, make_fabric(config), run, quiet=True, after_epoch=after_epoch)
+
+        try:
+            return built(config)
+        except ShortlistError as wrong:
+            with suppress(ShortlistError):
+                built(self._config)  # which fails, too, unless the trial's own settings are to blame
+                raise TrialPruned(str(wrong)) from wrong
+            raise
 
     def _queue_missing_points(self) -> None:
         present = [_settings(trial) for trial in _living(self._study)]
