@@ -267,6 +267,8 @@ WRONG = [
     (["train", "smoke", "--loss.k", "three"], 2, "three"),
     (["train", "smoke", "--loss.name", "cross_entropi"], 2, "cross_entrop"),
     (["train", "smoke", "--loss.k", "-1"], 2, "loss.k must be"),
+    (["train", "smoke", "--train.accumulate", "7"], 2, "shortlist train: train.accumulate must divide train."),
+    (["tune", "smoke", "--train.select", "few_top9"], 2, "shortlist tune: train.select must use one of train.ks"),
     (["train", "smoke", "--loss.k", "400"], 1, "loss.k must be below the number of classes, 373, got 400"),
     (["train", "smoke", "--train.ks", "1", "5000"], 1, "train.ks must not exceed the number of classes, 373, got"),
     (["train", "smoke", "--train.device", "mps"], 1, "train.device = mps cannot be used here"),

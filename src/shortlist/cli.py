@@ -23,7 +23,7 @@ from rich.table import Table
 
 from shortlist import recipes
 from shortlist.bench import Suite
-from shortlist.config import RunConfig
+from shortlist.config import OptimConfig, RunConfig
 from shortlist.errors import ShortlistError
 from shortlist.reproduce import Scale
 
@@ -34,8 +34,15 @@ _WIDEST_TABLE = 10**6  # columns
 
 
 @dataclass(frozen=True, kw_only=True)
-class _TrainArguments(RunConfig):
+class _RecipeArguments(RunConfig):
     recipe: tyro.conf.Suppress[str] = "custom"
+
+    def __post_init__(self) -> None:
+        """No check here, as tyro would tell what is wrong under the name of this class: ``_parse_recipe`` does."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _TrainArguments(_RecipeArguments):
     resume: bool = False
     """Go on with a run that was interrupted."""
     out: Path | None = None
@@ -332,8 +339,7 @@ def _check_patterns(patterns: Sequence[str], experiments: "Sequence[Experiment]"
 
 
 @dataclass(frozen=True, kw_only=True)
-class _TuneArguments(RunConfig):
-    recipe: tyro.conf.Suppress[str] = "custom"
+class _TuneArguments(_RecipeArguments):
     grid: Literal["auto", "paper", "given", "none"] = "auto"
     """The paper's values for this loss; those given by --search alone; none: sample; auto: the paper's, if any."""
     search: tuple[str, ...] = ()
@@ -461,30 +467,31 @@ def _print_table(table: Table) -> None:
     Console(highlight=False, markup=False, width=_WIDEST_TABLE).print(table)
 
 
-def _parse_recipe(kind: type[RunConfig], arguments: list[str], command: str) -> tuple[Any, RunConfig]:
+def _parse_recipe(kind: type[_RecipeArguments], arguments: list[str], command: str) -> tuple[Any, RunConfig]:
     """What follows the command: a recipe's name, then fields; parsed, and the configuration alone."""
     recipe = recipes.build(arguments[0])
-    told = any(each.startswith(("--optim.milestones", "--help")) or each == "-h" for each in arguments)
-    default = recipe if told else _with_milestones(recipe, ())  # which might lie beyond the epochs that are asked for
-    fields = {field.name: getattr(default, field.name) for field in dataclasses.fields(default)}
-    parsed = _parse(kind, arguments[1:], f"{command} {arguments[0]}", default=kind(**fields))
-    config = RunConfig(**{name: getattr(parsed, name) for name in fields})
-    return parsed, config if told else _slowed_down_as(recipe, config)
+    names = [field.name for field in dataclasses.fields(recipe)]
+    default = kind(**{name: getattr(recipe, name) for name in names})
+    parsed = _parse(kind, arguments[1:], f"{command} {arguments[0]}", default=default)
+    settings = {name: getattr(parsed, name) for name in names}
+    if not any(each.startswith("--optim.milestones") for each in arguments):
+        settings["optim"] = _slowed_down_as(recipe, parsed)
+    try:
+        return parsed, RunConfig(**settings)
+    except ShortlistError as wrong:
+        _say(f"shortlist {command}: {wrong}")
+        sys.exit(2)
 
 
-def _slowed_down_as(recipe: RunConfig, config: RunConfig) -> RunConfig:
-    """With the recipe's milestones: in a run of another length, at the same shares of it."""
-    if config.optim.schedule != "step":
-        return _with_milestones(config, recipe.optim.milestones)
-    scaled = recipes.scaled_milestones(recipe, config.train.epochs)
+def _slowed_down_as(recipe: RunConfig, arguments: RunConfig) -> OptimConfig:
+    """With the recipe's milestones: in a run of another length at the same shares of it."""
+    if arguments.optim.schedule != "step":
+        return arguments.optim
+    scaled = recipes.scaled_milestones(recipe, arguments.train.epochs)
     if scaled != list(recipe.optim.milestones) and _is_first_rank():
         places = ", ".join(map(str, scaled)) or "none"
         _say(f"the learning rate falls at epochs {places}, in proportion to the recipe's")
-    return _with_milestones(config, scaled)
-
-
-def _with_milestones(config: RunConfig, milestones: Iterable[int]) -> RunConfig:
-    return dataclasses.replace(config, optim=dataclasses.replace(config.optim, milestones=tuple(milestones)))
+    return dataclasses.replace(arguments.optim, milestones=tuple(scaled))
 
 
 def _is_first_rank() -> bool:
