@@ -125,6 +125,8 @@ def test_what_was_set_is_not_searched_unless_asked_for() -> None:
     assert search_axes(with_margin, "none").keys() == {"loss.epsilon", "loss.scale"}
     assert search_axes(with_margin, search=["loss.max-margin=0.7,0.8"])["loss.max_margin"] == (0.7, 0.8)
     assert search_axes(with_margin, "given", ["optim.lr=1,2"]) == {"optim.lr": (1, 2)}
+    assert search_axes(both, fixed=["loss.max_margin", "train.epochs"]) == {"loss.epsilon": epsilons}
+    assert search_axes(both, search=["loss.epsilon=1,2"], fixed=["loss.epsilon"])["loss.epsilon"] == (1, 2)
     other_loss = changed(both, {"loss.name": "ldam"})
     assert search_axes(other_loss) == PAPER_GRIDS["ldam"]
     of_no_recipe = replace(with_margin, recipe="custom")  # nobody can tell what was set
@@ -197,6 +199,16 @@ def test_draws_are_whole_numbers(config: RunConfig, grid: Any, values: str) -> N
     noised = replace(config, loss=LossConfig(name="noised_topk_hinge", k=3))
     with pytest.raises(ShortlistError, match=r"loss\.n_samples must be a whole number"):
         tune(noised, grid=grid, search=[f"loss.n_samples={values}"])
+
+
+@pytest.mark.parametrize("option", ["--loss.max-margin {}", "--loss.max_margin {}", "--loss.max-margin={}"])
+def test_what_was_typed_was_set_even_if_it_is_the_recipes_value(
+    option: str, small_arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    typed = option.format(recipes.build("embeddings").loss.max_margin)
+    with pytest.raises(ShortlistError, match=r"loss\.max_margin must stay as set, which leaves nothing of ldam"):
+        cli.tune([*small_arguments, "--loss.name", "ldam", *typed.split()])
 
 
 def test_a_search_that_would_be_forgotten_is_refused(small_arguments: list[str]) -> None:

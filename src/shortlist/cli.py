@@ -361,7 +361,8 @@ def tune(arguments: list[str]) -> None:
     if not arguments or arguments[0] in ("-h", "--help"):
         _list_recipes("tune")
         return
-    if sum(each.partition("=")[0] == "--search" for each in arguments) > 1:
+    options = _options(arguments)
+    if options.count("search") > 1:
         raise ShortlistError(
             "give --search once, and all settings behind it: --search loss.scale=30,50 optim.lr=0.1,0.2"
         )
@@ -373,6 +374,7 @@ def tune(arguments: list[str]) -> None:
         config,
         grid=parsed.grid,
         search=parsed.search,
+        fixed=options,
         trials=parsed.trials,
         storage=parsed.storage,
         prune=parsed.prune,
@@ -474,13 +476,18 @@ def _parse_recipe(kind: type[_RecipeArguments], arguments: list[str], command: s
     default = kind(**{name: getattr(recipe, name) for name in names})
     parsed = _parse(kind, arguments[1:], f"{command} {arguments[0]}", default=default)
     settings = {name: getattr(parsed, name) for name in names}
-    if not any(each.startswith("--optim.milestones") for each in arguments):
+    if "optim.milestones" not in _options(arguments):
         settings["optim"] = _slowed_down_as(recipe, parsed)
     try:
         return parsed, RunConfig(**settings)
     except ShortlistError as wrong:
         _say(f"shortlist {command}: {wrong}")
         sys.exit(2)
+
+
+def _options(arguments: list[str]) -> list[str]:
+    """Names of what was typed, as the fields are called; tyro does not tell a default from the same value typed."""
+    return [each[2:].partition("=")[0].replace("-", "_") for each in arguments if each.startswith("--")]
 
 
 def _slowed_down_as(recipe: RunConfig, arguments: RunConfig) -> OptimConfig:

@@ -5,7 +5,7 @@ import itertools
 import math
 import operator
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -63,11 +63,13 @@ RANGES: dict[LossName, dict[str, Range]] = {
 """Where to sample the settings of a loss; they contain the paper's grids. Margins and noise live on cosines."""
 
 
-def search_axes(config: RunConfig, grid: Grid = "auto", search: Sequence[str] = ()) -> dict[str, Axis]:
+def search_axes(
+    config: RunConfig, grid: Grid = "auto", search: Sequence[str] = (), fixed: Collection[str] = ()
+) -> dict[str, Axis]:
     """What to try for each setting: all values (a grid), or all ranges (to sample from).
 
-    A setting that is not as in the configuration's recipe was set by somebody, and stays as it is unless ``search``
-    names it.
+    A setting that is among the ``fixed``, or not as in the configuration's recipe, was set by somebody, and stays as it
+    is unless ``search`` names it.
 
     Example:
         >>> from shortlist import recipes
@@ -84,14 +86,14 @@ def search_axes(config: RunConfig, grid: Grid = "auto", search: Sequence[str] = 
     given = _parsed(config, search)
     sampled = grid == "none" or (grid == "auto" and loss not in PAPER_GRIDS)
     usual: Mapping[str, Axis] = {} if grid == "given" else RANGES.get(loss, {}) if sampled else PAPER_GRIDS[loss]
-    fixed = [name for name in usual if name not in given and _is_set_by_user(config, name)]
+    kept = [name for name in usual if name not in given and (name in fixed or _is_set_by_user(config, name))]
     asked = {name: _spanned(values) if sampled else values for name, values in given.items()}
-    axes = {name: axis for name, axis in usual.items() if name not in fixed} | asked
-    if fixed and not axes:
-        first, *_, last = _examples(usual[fixed[0]])
+    axes = {name: axis for name, axis in usual.items() if name not in kept} | asked
+    if kept and not axes:
+        first, *_, last = _examples(usual[kept[0]])
         raise ShortlistError(
-            f"{' and '.join(fixed)} must stay as set, which leaves nothing of {loss} to search; list values to try, "
-            f"e.g. --search {fixed[0]}={first:g},{last:g}"
+            f"{' and '.join(kept)} must stay as set, which leaves nothing of {loss} to search; list values to try, "
+            f"e.g. --search {kept[0]}={first:g},{last:g}"
         )
     if not axes:
         raise ShortlistError(f"{loss} has no settings to search; name some, e.g. --search optim.lr=0.05,0.2")

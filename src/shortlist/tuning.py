@@ -21,7 +21,7 @@ import platform
 import secrets
 import shlex
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -132,6 +132,7 @@ def tune(
     *,
     grid: Grid = "auto",
     search: Sequence[str] = (),
+    fixed: Collection[str] = (),
     trials: int | None = None,
     storage: str = "",
     prune: bool = False,
@@ -148,6 +149,7 @@ def tune(
             ``auto``: the paper's where there are any.
         search: Further settings, or other values for them, as ``loss.scale=30,50``: all of them in a grid, the range
             between them when sampling.
+        fixed: Settings, as ``loss.scale``, that stay as in ``config`` even if that is as in the recipe.
         trials: How many in the whole study; by default the whole grid, or 20.
         storage: A database, such as ``sqlite:///study.db``, or a file; by default one in ``runs/tune/<recipe>``.
         prune: End trials that are worse than the median of the others at the same epoch.
@@ -167,7 +169,7 @@ def tune(
         raise ShortlistError(f"lost_after must be a finite number of hours >= 0, got {lost_after}")
     if csv_path is not None and (not csv_path.name or csv_path.is_dir()):
         raise ShortlistError(f"csv must name a file, got {csv_path}")
-    axes = search_axes(config, grid, search)
+    axes = search_axes(config, grid, search, fixed)
     folder = Path("runs", "tune", config.recipe)
     name = _study_name(config, axes)
     optuna.logging.set_verbosity(optuna.logging.WARNING)
