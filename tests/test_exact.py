@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from shortlist import exact_topk, smooth_topk, topk_value
-from shortlist._poisson_binomial import count_probabilities
+from shortlist._poisson_binomial import count_probabilities, probabilities_without_each
 from tests.drawing import normal, value_and_grad
 
 Floats = npt.NDArray[np.float64]
@@ -343,3 +343,15 @@ def test_equal_events_are_binomial(num_classes: int, probability: float, size: i
 def test_certain_events_count_for_certain() -> None:
     happens = torch.tensor([1.0, 0.0, 1.0, 0.5, 0.0])
     assert count_probabilities(happens, 1 - happens, 6).tolist() == [0, 0, 0.5, 0.5, 0, 0]
+
+
+@pytest.mark.parametrize("num_classes", [2, 3, 5, 8, 13])
+def test_without_an_event_the_counts_are_those_of_the_others(num_classes: int) -> None:
+    happens = torch.rand(4, num_classes, dtype=torch.float64, generator=torch.Generator().manual_seed(num_classes))
+    for count in range(1, num_classes):
+        at_count, before = probabilities_without_each(happens, 1 - happens, count)
+        for event in range(num_classes):
+            others = torch.cat([happens[:, :event], happens[:, event + 1 :]], 1)
+            want = count_probabilities(others, 1 - others, count + 1)
+            assert_close(at_count[:, event], want[:, count], rtol=1e-12, atol=0)
+            assert_close(before[:, event], want[:, count - 1], rtol=1e-12, atol=0)

@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch import distributed as dist
+from torch._subclasses import FakeTensor, FakeTensorMode
 from torch.multiprocessing.spawn import spawn
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
@@ -82,6 +83,31 @@ def test_a_compiled_loss_draws_fresh_noise_at_every_call(loss: LossCase) -> None
     first, second = (value_and_grad(lambda s: compiled(s, TARGET), normal(N, L)) for _ in range(2))
     assert first[0].isfinite()
     assert first[0] != second[0]
+
+
+@pytest.mark.usefixtures("fresh_compiler")
+@every_loss
+@labels_and_probabilities
+def test_an_exported_loss_serves_every_batch_size(loss: LossCase, target: Tensor) -> None:
+    module, scores, batch = loss.module(L), normal(N, L), {0: torch.export.Dim("batch", min=2, max=64)}
+    noise = given_noise(loss, scores)
+    shapes = {"scores": batch, "target": batch} | dict.fromkeys(noise, batch)
+    exported = torch.export.export(module, (scores, target), noise, dynamic_shapes=shapes).module()
+    scores, target = normal(3 * N, L, seed=5), target.repeat(3, *[1] * (target.dim() - 1))
+    noise = given_noise(loss, scores)
+    torch.testing.assert_close(exported(scores, target, **noise), module(scores, target, **noise))
+
+
+@every_loss
+@labels_and_probabilities
+def test_fake_tensors_have_a_loss_of_the_same_kind(loss: LossCase, target: Tensor) -> None:
+    """As tools that trace a model, or tell its memory, hand them in."""
+    scores = normal(N, L)
+    want = loss.module(L)(scores, target)
+    with FakeTensorMode() as mode:
+        got = loss.module(L)(mode.from_tensor(scores), mode.from_tensor(target))
+    assert isinstance(got, FakeTensor)
+    assert (got.shape, got.dtype) == (want.shape, want.dtype)
 
 
 SETTLED_AFTER = {True: 1, None: 2}

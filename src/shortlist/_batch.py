@@ -17,6 +17,7 @@ from shortlist._precision import result_dtype, working
 from shortlist.errors import ShortlistError
 
 Reduction = Literal["none", "mean", "sum"]
+_REDUCTIONS = get_args(Reduction)
 
 
 class ScoredBatch:
@@ -103,8 +104,8 @@ def reduce_rows(loss_R: Tensor, share_R: Tensor, reduction: Reduction) -> Tensor
 
 
 def check_reduction(reduction: str) -> None:
-    if reduction not in get_args(Reduction):
-        raise ShortlistError(f"reduction must be one of {get_args(Reduction)}, got {reduction!r}")
+    if reduction not in _REDUCTIONS:
+        raise ShortlistError(f"reduction must be one of {_REDUCTIONS}, got {reduction!r}")
 
 
 def checked_class_dim(scores: Tensor) -> int:

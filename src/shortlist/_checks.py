@@ -11,6 +11,7 @@ from numbers import Real
 
 import torch
 from torch import Tensor
+from torch._subclasses import FakeTensor
 
 from shortlist.errors import ShortlistError
 
@@ -21,7 +22,9 @@ def can_read(tensor: Tensor) -> bool:
     """Whether looking at the values costs no wait for a GPU and breaks no graph or functional transform."""
     if torch.compiler.is_compiling():
         return False
-    return tensor.device.type == "cpu" and not torch._C._functorch.is_functorch_wrapped_tensor(tensor)
+    if tensor.device.type != "cpu" or isinstance(tensor, FakeTensor):
+        return False
+    return not torch._C._functorch.is_functorch_wrapped_tensor(tensor)
 
 
 def check_floating(name: str, tensor: Tensor) -> None:

@@ -14,7 +14,7 @@ import math
 import torch
 from torch import Tensor
 
-from shortlist._poisson_binomial import count_probabilities
+from shortlist._poisson_binomial import count_probabilities, probabilities_without_each
 
 # Halvings of a bracket log(2 K) + log(2 L) wide: leaves the mean count within a few hundredths of K from K - 1/2, where
 # its standard deviation, up to sqrt(K), is what matters.
@@ -33,25 +33,12 @@ def log_subset_ratio_without_each(x_RL: Tensor, k: int) -> Tensor:
     # Two tilts serve all classes: the mean of N without a class of the top k is k - 1/2 if it was k + 1/2 with it,
     # and without any other class it stays close to k - 1/2 if it was that before.
     inside_RL = torch.zeros_like(x_RL, dtype=torch.bool).scatter(-1, x_RL.detach().topk(k).indices, True)
-    at_k_if_in, before_k_if_in, tilt_if_in = _probabilities_without_each(x_RL, k, rank=k + 1)
-    at_k_if_out, before_k_if_out, tilt_if_out = _probabilities_without_each(x_RL, k, rank=k)
+    (tilted_if_in, tilt_if_in), (tilted_if_out, tilt_if_out) = _tilted(x_RL, k + 1), _tilted(x_RL, k)
+    at_k_if_in, before_k_if_in = probabilities_without_each(tilted_if_in.sigmoid(), (-tilted_if_in).sigmoid(), k)
+    at_k_if_out, before_k_if_out = probabilities_without_each(tilted_if_out.sigmoid(), (-tilted_if_out).sigmoid(), k)
     at_k_RL = torch.where(inside_RL, at_k_if_in, at_k_if_out)
     before_k_RL = torch.where(inside_RL, before_k_if_in, before_k_if_out)
     return at_k_RL.log() - before_k_RL.log() - torch.where(inside_RL, tilt_if_in, tilt_if_out)
-
-
-def _probabilities_without_each(x_RL: Tensor, k: int, rank: int) -> tuple[Tensor, Tensor, Tensor]:
-    """``P(N = k)`` and ``P(N = k - 1)`` without each class, and the tilt."""
-    tilted_RL, tilt_R1 = _tilted(x_RL, rank)
-    happens_RL = tilted_RL.sigmoid()
-    # The counts are linear in each class's probability to fail, and the factor is the counts of all other classes.
-    counts, pull_back = torch.func.vjp(
-        lambda fails_RL: count_probabilities(happens_RL, fails_RL, k + 1), (-tilted_RL).sigmoid()
-    )[:2]
-    degrees = torch.arange(k + 1, device=x_RL.device)
-    (at_k_RL,) = pull_back((degrees == k).to(counts.dtype).expand_as(counts))
-    (before_k_RL,) = pull_back((degrees == k - 1).to(counts.dtype).expand_as(counts))
-    return at_k_RL, before_k_RL, tilt_R1
 
 
 def _tilted(x_RL: Tensor, rank: int) -> tuple[Tensor, Tensor]:
