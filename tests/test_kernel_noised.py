@@ -163,6 +163,18 @@ def test_flat_rows_are_cold_and_the_level_comes_down(
     assert (passing < 6).any(), "in some draw too few pass at first"
 
 
+@pytest.mark.parametrize("ruled_out_at", [-1e4, -1e9])
+@pytest.mark.parametrize("alive", [7, 70])
+def test_the_noise_of_the_few_that_are_not_ruled_out_counts(
+    alive: int, ruled_out_at: float, lazy: Callable[[int], None], levels: list[Tensor]
+) -> None:
+    """Side by side, as those of one family: then the tiles, for their best class each, seem to hold too few."""
+    lazy(1)
+    scores, _ = draw(2, 1000, 2.0)
+    scores[:, :500], scores[:, 500 + alive :] = ruled_out_at, ruled_out_at
+    assert_as_plain(scores, torch.tensor([500, 503]), 3, 0.2, 2, levels)
+
+
 @pytest.mark.parametrize("splits", [1, 2])
 @pytest.mark.parametrize("listed_at_once", [1024, 4])
 def test_rows_that_many_programs_read(
@@ -277,9 +289,13 @@ def test_a_bad_score_spoils_its_row_alone(bad: float, is_lazy: bool, lazy: Calla
         lazy(1)
     scores, target = draw(2, 130, 1.0)
     scores[1, 77] = bad
-    loss = fused(scores.to(DEVICE), target, 3, 0.2, 1)
+    here = scores.to(DEVICE).requires_grad_()
+    loss = fused(here, target, 3, 0.2, 1)
     assert loss[0].isfinite()
     assert not loss[1].isfinite()
+    (gradient,) = torch.autograd.grad(loss.sum(), here)
+    assert gradient[0].isfinite().all()
+    assert not gradient[1].isfinite().all(), "or a gradient scaler would take the step"
 
 
 def test_memory_beside_the_rows_is_not_touched() -> None:

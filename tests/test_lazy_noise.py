@@ -15,6 +15,7 @@ from torch.testing import assert_close
 
 from shortlist import _lazy, _noise, smooth_topk, smooth_topk_sum
 from shortlist._standings import Standings
+from shortlist.smoothing import find_places
 from tests.drawing import normal, value_and_grad
 from tests.laws import Draws, assert_same_law
 
@@ -181,6 +182,29 @@ def test_huge_scores_have_finite_values(size: float) -> None:
     x_RL[:, :10] = torch.linspace(0.1, 1, 10) * size
     got = smooth_topk(x_RL, 3, epsilon=1.0)
     assert_close(got, smooth_topk(x_RL, 3, epsilon=0.0))
+
+
+@pytest.mark.parametrize("ruled_out_at", [-1e4, -1e9])
+@pytest.mark.parametrize("alive", [8, 12, 40])
+def test_law_of_the_few_that_are_not_ruled_out(alive: int, ruled_out_at: float) -> None:
+    x_L = torch.full((1000,), ruled_out_at)
+    x_L[:alive] = SCORES["spread"](alive)
+
+    def draw() -> tuple[Tensor, Tensor]:
+        place_RB1, shift_RB1 = find_places(x_L.repeat(ROWS, 1), 6, slice(5, 6), 0.5, N_SAMPLES, None, seeded(0))
+        return (x_L[place_RB1] + shift_RB1).squeeze(-1), place_RB1.squeeze(-1)
+
+    assert_same_law(draw, densely(x_L, 6, 0.5))
+
+
+def test_a_row_of_few_classes_costs_the_others_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hundreds of equal classes behind a threshold would all be hot, and every row have room for as many."""
+    monkeypatch.setattr(_lazy, "_MOST_HOT", 20_000)
+    x_RL = normal(10, 1000, dtype=torch.float32)
+    drawn = [_lazy.largest_perturbed(x_RL, 6, slice(5, 6), 0.5, 10, seeded(0))]
+    x_RL[0, 3:] = -1e4
+    drawn.append(_lazy.largest_perturbed(x_RL, 6, slice(5, 6), 0.5, 10, seeded(0)))
+    assert [each is None for each in drawn] == [False, True]
 
 
 def test_bad_rows_leave_the_others_alone() -> None:

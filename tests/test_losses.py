@@ -352,6 +352,12 @@ def test_cosine_scores_are_cosines() -> None:
     assert head(torch.zeros(1, 8)).eq(0).all(), "no direction, no preference, no NaN"
 
 
+def test_counts_beyond_the_half_types_survive_half_precision() -> None:
+    loss = sl.LogitAdjustedLoss(torch.tensor([1.0, 1e5]))
+    scores, target = torch.zeros(1, 2), torch.tensor([0])
+    torch.testing.assert_close(loss.half()(scores, target), torch.tensor(math.log1p(1e5)))
+
+
 def test_cosine_scores_survive_half_precision() -> None:
     head = sl.CosineLinear(64, 5).half()
     for scale in (1e-4, 1e4):  # squares of such features leave the range of float16

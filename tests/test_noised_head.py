@@ -370,6 +370,19 @@ def test_the_loss_moves_with_the_head() -> None:
     assert "num_classes=7" in repr(head)
 
 
+@pytest.mark.parametrize("fill", ["load_state_dict", "reset_parameters"])
+def test_a_head_that_gets_its_memory_later_has_its_loss_all_the_same(fill: str) -> None:
+    loss = loss_of(True, weight=torch.rand(L))
+    head = sl.NoisedTopKHead(D, L, loss, device="meta").to_empty(device="cpu")
+    if fill == "load_state_dict":
+        head.load_state_dict(sl.NoisedTopKHead(D, L, loss).state_dict())
+    else:
+        head.reset_parameters()
+    features, noise = normal(N, D).float(), normal(N, L, B).float()
+    want = loss(head.scores(features), TARGET, noise=noise)
+    torch.testing.assert_close(head(features, TARGET, noise=noise), want)
+
+
 GOOD = {"features": torch.zeros(N, D), "target": TARGET}
 
 

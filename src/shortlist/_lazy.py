@@ -50,9 +50,14 @@ _LARGEST_NORMAL = 8.2
 _FEWEST_CELLS = 2**19
 _FEWEST_CLASSES_A_PLACE = 16
 _MOST_POINTS_A_CELL = 0.1
+# Values are measured from the threshold. The farther above it one lies the fewer digits its noise has; in units of
+# epsilon, a last digit that is too coarse.
+_COARSEST = 2**-7
 # Candidates, and conditional draws, held at once: bounds the memory of many draws.
 _CANDIDATES_AT_ONCE = 2**20
 _DRAWN_AT_ONCE = 2**20
+# Hot classes of all rows and draws at once, every row counted with as many as the one that has the most.
+_MOST_HOT = 2**24
 
 
 @dataclass(frozen=True)
@@ -120,8 +125,8 @@ def largest_perturbed(
         generator: Source of the draws.
 
     Returns:
-        Two ``(R, B, P)`` tensors; None where so many classes compete that drawing all of the noise is faster, and where
-        scores are not finite.
+        Two ``(R, B, P)`` tensors; None where so many classes compete that drawing all of the noise is faster, where so
+        few do that the others, far below, would have to be looked at, and where scores are not finite.
     """
     # A sum may overflow where no score is infinite: nothing but speed is lost.
     if not x_RL.sum().isfinite():
@@ -137,6 +142,8 @@ def largest_perturbed(
         if candidates is None:
             return None
         position_DP, value_DP = _places_among(candidates, x_RL, threshold_R1, k, places, epsilon, draws, generator)
+        if value_DP[:, -1].max() * torch.finfo(x_RL.dtype).eps > _COARSEST * epsilon:
+            return None  # the threshold fell among classes that a very low score rules out
         positions.append(position_DP.view(len(x_RL), draws, -1))
         values.append(value_DP.view(len(x_RL), draws, -1))
     position_RBP, value_RBP = torch.cat(positions, 1), torch.cat(values, 1)
@@ -211,6 +218,8 @@ def draw_candidates(
     rows, num_classes = x_RL.shape
     above_RG = tile_max_RG - threshold_R1
     row_H, class_H, score_above_H = _pull_out_hot(x_RL, tiles, above_RG, threshold_R1, epsilon)
+    if int(torch.bincount(row_H, minlength=rows).max()) * rows * n_samples > _MOST_HOT:
+        return None
     points = _draw_points(x_RL, tiles, above_RG, threshold_R1, epsilon, n_samples, generator)
     if points is None:
         return None

@@ -9,6 +9,7 @@ from shortlist import functional
 from shortlist._batch import Reduction, check_reduction, checked_class_dim
 from shortlist._checks import (
     ClassCounts,
+    can_read,
     check_at_least_one,
     check_floating,
     check_k,
@@ -65,6 +66,8 @@ class _Loss(nn.Module):
     def _hold_class_counts(self, class_counts: ClassCounts) -> int:
         """Keep them as a buffer; the number of classes, which they tell."""
         counts = checked_class_counts(class_counts)
+        if counts.is_floating_point() and can_read(counts) and torch.equal(counts, counts.round()):
+            counts = counts.long()  # which ``half()`` leaves alone
         if self.weight is not None:
             check_per_class("weight", self.weight, len(counts))
         self.register_buffer("class_counts", counts)

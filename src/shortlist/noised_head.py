@@ -6,6 +6,7 @@ Shape suffixes: R rows, D features, L classes, C classes of a chunk, B draws, P 
 import copy
 import math
 from abc import ABC, abstractmethod
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -51,6 +52,8 @@ class NoisedHead(nn.Module, ABC):
         check_at_least_one("in_features", in_features)
         check_at_least_one("num_classes", num_classes)
         self.loss = _settings_alone(loss, num_classes)
+        # The loss is no part of the state: in a head that is given memory later (``to_empty``) it would stay empty.
+        self._per_class = {name: values.clone() for name, values in self.loss.named_buffers()}
         self.in_features = in_features
         self.num_classes = num_classes
         self.own_classes = own_classes
@@ -63,6 +66,7 @@ class NoisedHead(nn.Module, ABC):
 
     def reset_parameters(self, generator: torch.Generator | None = None) -> None:
         """Draw them as ``CosineLinear`` and ``nn.Linear`` do."""
+        self._fill_loss()
         bound = 1 / math.sqrt(self.in_features)
         with torch.no_grad():
             if self.cosine:
@@ -94,6 +98,14 @@ class NoisedHead(nn.Module, ABC):
         value = self._reduce(*weigh_rows(loss_R, kept_R, weight_R))
         value = value.reshape(target.shape) if loss.reduction == "none" else value
         return value.to(result_dtype(features_RD))
+
+    def _load_from_state_dict(self, *arguments: Any) -> None:
+        super()._load_from_state_dict(*arguments)
+        self._fill_loss()
+
+    def _fill_loss(self) -> None:
+        for name, values in self._per_class.items():
+            self.loss.get_buffer(name).copy_(values)
 
     @abstractmethod
     def scores(self, features: Tensor) -> Tensor:

@@ -254,7 +254,7 @@ def challenge(
         stored = stored & (tries < 0)  # from now on: limits are stored for the first threshold alone
         tries += 1
         tl.debug_barrier()
-    if filled > held:
+    if (filled > held) | (tries >= _TRIES):
         if not FIRST:
             value_K = tl.load(values_RBK + cell * k + place, mask=place < k, other=0.0) - level
             class_K = (tl.load(classes_RBK + cell * k + place, mask=place < k, other=0) - first_class).to(tl.int32)

@@ -46,8 +46,8 @@ def finish(
         hinge = base + tl.sum(rival, 0) / num_draws
         ignored = base == -float("inf")  # even if its scores are not finite
         tl.store(loss_R + row, tl.where(ignored, 0.0, tl.where(hinge <= 0, share * 0.0, share * hinge)))
-        # From here on the slope of the row: what backward needs.
-        tl.store(base_R + row, tl.where(ignored | (hinge <= 0), 0.0, share))
+        # From here on the slope of the row: what backward needs. Of a bad row it is NaN, which a gradient scaler finds.
+        tl.store(base_R + row, tl.where(ignored | (hinge <= 0), 0.0, tl.where(hinge > 0, share, hinge)))
         if REDUCTION > 0:  # noqa: SIM102 (known when the kernel is compiled)
             if is_last(words, num_rows):
                 total = tl.zeros([ROWS], tl.float32)

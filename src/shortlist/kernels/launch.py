@@ -9,11 +9,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-import triton
 from torch import Tensor
 
-# Before 3.3 a binary takes other arguments than the kernel that it was made from.
-_CAN_REUSE = tuple(int(part) for part in triton.__version__.split(".")[:2]) >= (3, 3)
 # Binaries to remember; sizes that never come again would otherwise pile up.
 _MOST = 4096
 
@@ -52,7 +49,7 @@ class Launcher:
             binary[grid](*pointers, *numbers, *constants)
             return
         binary = self._kernel[grid](*pointers, *numbers, *constants, num_warps=num_warps)
-        if binary is not None and _CAN_REUSE:  # the interpreter has none
+        if binary is not None:  # the interpreter has none
             if len(self._binaries) >= _MOST:
                 self._binaries.clear()
             self._binaries[key] = binary

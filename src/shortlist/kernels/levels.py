@@ -16,6 +16,8 @@ from shortlist.kernels.words import is_last, parts_counter
 _FAR = tl.constexpr(3.0)
 _NEAR = tl.constexpr(2.0)
 _MOST_HOT_TILES = tl.constexpr(192)
+# So many epsilons above the level, the noise of a class keeps twelve bits.
+_COARSE = tl.constexpr(8192.0)
 
 
 @triton.jit
@@ -41,6 +43,7 @@ def prepare(
     epsilon,
     steepness,
     wanted,
+    k,
     ignore_index,
     T: tl.constexpr,
     TILES: tl.constexpr,
@@ -78,7 +81,9 @@ def prepare(
     tl.store(maxima_row + tile, tl.where(broken, float("nan"), best), mask=tile < num_tiles)
     tl.store(limits_row + tile, weight, mask=tile < num_tiles)
     if is_last(parts_counter(words, num_rows, row), parts):
-        level, finite = _level(maxima_row, limits_row, num_tiles, epsilon, steepness, wanted, LANES, FOLD)
+        level, ceiling, finite = _level(maxima_row, limits_row, num_tiles, epsilon, steepness, wanted, LANES, FOLD)
+        if finite & (ceiling - level > _COARSE * epsilon):
+            level = _raised(scores_row, num_classes, level, ceiling, k, epsilon, CELLS)
         cold = _cold_limit(maxima_row, num_tiles, level, epsilon, BLOCK)
         tl.store(level_R + row, tl.where(finite, level, float("nan")))
         tl.store(cold_R + row, cold)
@@ -213,7 +218,30 @@ def _level(maxima, weights, num_tiles, epsilon, steepness, wanted, LANES: tl.con
         expected_high = tl.where(enough, expected_high, there_expected)
         expected = tl.where(enough, there_expected, expected)
         tries += 1
-    return low, finite
+    return low, ceiling, finite
+
+
+@triton.jit
+def _raised(scores_row, num_classes, level, ceiling, k, epsilon, CELLS: tl.constexpr):
+    """A little below the k-th largest score, if that is far above the level.
+
+    The level then fell among classes that a very low score rules out, since few others are left or these share tiles.
+    """
+    low, high = level, ceiling
+    middle = level + _COARSE * epsilon
+    looking = True
+    while looking:
+        count = tl.zeros([CELLS], tl.int32)
+        for begin in range(0, num_classes, CELLS):
+            place = begin + tl.arange(0, CELLS)
+            score = tl.load(scores_row + place, mask=place < num_classes, other=-float("inf")).to(tl.float32)
+            count += (score > middle).to(tl.int32)
+        enough = tl.sum(count, 0) >= k
+        low = tl.where(enough, middle, low)
+        high = tl.where(enough, high, middle)
+        middle = 0.5 * low + 0.5 * high
+        looking = (low > level) & (high - low > epsilon) & (low < middle) & (middle < high)
+    return tl.where(low > level, low - _FAR * epsilon, level)
 
 
 @triton.jit

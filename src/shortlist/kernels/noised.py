@@ -196,7 +196,7 @@ class _Search:
 
     def __init__(self, scores_RL: Tensor, k: int, epsilon: float) -> None:
         num_rows, device = scores_RL.shape[0], scores_RL.device
-        self.scores_RL, self.epsilon, self.wanted = scores_RL, epsilon, _wanted(k)
+        self.scores_RL, self.epsilon, self.k, self.wanted = scores_RL, epsilon, k, _wanted(k)
         self.num_tiles = divided_up(scores_RL.shape[1], _TILE)
         # Room for the hot classes of a row: in flat rows about twenty times those that should pass.
         self.hot = power_of_2(min(max(256, int(24 * self.wanted)), scores_RL.shape[1]))
@@ -225,7 +225,7 @@ class _Search:
         _prepare(
             (self.scores_RL.shape[0] * divided_up(self.num_tiles, _TILES_READ), 1, 1),
             (self.scores_RL, *loss, *self.found(), self._queue, words, spoil_R, base_R, share_R),
-            (*self.shape, self.epsilon, steepness, self.wanted, ignore_index),
+            (*self.shape, self.epsilon, steepness, self.wanted, self.k, ignore_index),
             (_TILE, _TILES_READ, lanes, fold, block, _CELLS_LISTED, self.hot, lists, spoil_R is not None, *has),
             kinds=(*self.kinds, *map(kind, loss)),
             num_warps=8,
