@@ -27,7 +27,7 @@ def exact_topk(x: Tensor, k: int, *, epsilon: float, dim: int = -1) -> Tensor:
     up to a few thousand classes.
 
     Args:
-        x: Scores, any shape and float dtype. A slice with a NaN or an infinity gives NaN.
+        x: Scores, any shape and float dtype. A slice with a NaN, or with noise an infinity, gives NaN.
         k: Which value, from 1 (the largest) to the number of classes.
         epsilon: Scale of the noise; 0 gives ``topk_value``.
         dim: The dimension of the classes.

@@ -330,7 +330,7 @@ def noised_topk_hinge(
         k: Number of suggestions, from 1 to L - 1.
         epsilon: Scale of the noise, on the scale of the scores; 0 gives ``calibrated_topk_hinge``.
         n_samples: Number B of draws; ``math.inf`` takes the expectation itself, without noise (see ``exact_topk``).
-        noise: The draws themselves, shaped like ``scores`` with B more entries in a last dimension; sets B.
+        noise: The draws themselves, shaped like ``scores`` with one more dimension at the end, of size B.
         generator: Source of fresh draws; by default that of the device, told apart by rank.
 
     Example:

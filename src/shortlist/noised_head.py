@@ -191,7 +191,7 @@ class NoisedHead(nn.Module, ABC):
 
 
 class NoisedTopKHead(NoisedHead):
-    """A linear or cosine layer followed by a noised top-K loss, without ever storing the scores of all classes.
+    """A linear or cosine layer followed by a noised top-K loss, without keeping the scores of all classes.
 
     The loss and gradients of ``loss(layer(features), target)``. Classes are scored in chunks, and only the K + 1
     best perturbed scores of every row and draw are kept. The gradient in the scores has at most B + 1 non-zeros a
@@ -210,11 +210,12 @@ class NoisedTopKHead(NoisedHead):
         cosine: Score by cosines, as ``CosineLinear`` does, without a bias.
         bias: Whether the linear layer has one.
         sparse_grad: Leave sparse gradients, as ``nn.Embedding(sparse=True)`` does, for ``torch.optim.SparseAdam`` or
-            plain ``SGD``: no step then costs time or memory in L. A class counts as touched where it is a label or
-            was found by a draw, even if its gradient is zero.
+            plain ``SGD``: backward and the step then cost no time in L, and no gradient is as large as the weight
+            (``SparseAdam`` keeps its averages for all classes). A class counts as touched where it is a label or was
+            found by a draw, even if its gradient is zero.
 
     On a GPU, chunks of thousands of classes are searched by kernels that draw hardly any of the noise. Chunks are that
-    long up to about 8,000 rows at K = 5, 1,500 at K = 100; larger batches are slower, and better split.
+    long up to about 8,000 rows at K = 5, 2,000 at K = 100; larger batches are slower, and better split.
 
     Call it with ``(..., D)`` features and ``(...)`` labels; ``noise``, if given, is shaped ``(..., L, B)``. Under
     autocast the product runs in its dtype, everything after it in float32. Gradients of half types are summed in

@@ -61,7 +61,7 @@ def smooth_topk(
         epsilon: Scale of the noise; 0 gives ``topk_value``.
         n_samples: Number B of draws. For the limit of infinitely many see ``exact_topk``.
         dim: The dimension of the classes.
-        noise: The draws themselves, shaped like ``x`` with B more entries in a last dimension; sets B.
+        noise: The draws themselves, shaped like ``x`` with one more dimension at the end, of size B.
         generator: Source of fresh draws; by default that of the device, told apart by rank.
 
     Returns:
