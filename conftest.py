@@ -2,6 +2,7 @@
 
 import math
 import os
+import warnings
 from collections.abc import Iterator
 
 import pytest
@@ -26,7 +27,9 @@ def _seeded() -> None:
 @pytest.fixture
 def fresh_compiler() -> Iterator[None]:
     """Of torch: what was compiled before counts against its limit of variants."""
-    torch._dynamo.reset()
+    with warnings.catch_warnings():  # torch 2.11 warns of its own code as it imports the compiler
+        warnings.simplefilter("ignore")
+        torch._dynamo.reset()
     yield
     torch._dynamo.reset()
 
