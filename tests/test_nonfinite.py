@@ -104,6 +104,16 @@ def test_a_bad_row_leaves_the_gradients_of_the_others_alone(loss: LossCase, bad:
         torch.testing.assert_close(gradients[0][1::2], gradients[1][1::2])
 
 
+@every_differentiable_loss_and_limit
+@labels_and_probabilities
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_a_bad_row_moves_no_score_by_a_number(loss: LossCase, bad: float, probabilities: bool) -> None:
+    """Where it has a gradient that is NaN, which tells a gradient scaler to leave out the step."""
+    spoilt = rows_with(bad, torch.float64)
+    _, gradient = value_and_grad(lambda s: loss(s, target_for(s, 2, probabilities), reduction="sum"), spoilt)
+    assert ((gradient[::2] == 0) | gradient[::2].isnan()).all()
+
+
 def huge_rows(size: float, dtype: torch.dtype) -> Tensor:
     """``size`` and minus ``size`` at each class in turn, at all of them, and at a mixture."""
     signs = torch.tensor([[1.0], [-1.0]]).expand(2, L)

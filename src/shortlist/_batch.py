@@ -71,12 +71,14 @@ class ScoredBatch:
         return noise if noise is None or self.scores_RL.dim() == 1 else noise.movedim(1, -2)
 
     def reduce(self, loss_RC: Tensor) -> Tensor:
-        """Weigh, average over candidates, reduce over rows; a row with a NaN or infinite score cannot end up finite."""
+        """Weigh, average over candidates, reduce over rows. A bad score makes its row and the row's gradient NaN."""
         # Arithmetic on a few chosen classes would overlook what is wrong with others. A NaN is both the largest and the
         # smallest score, an infinity is one of them, and 0 times either is NaN.
         scores_RL = self.scores_RL.detach()
-        loss_RC = loss_RC + 0 * scores_RL.amax(-1, keepdim=True) + 0 * scores_RL.amin(-1, keepdim=True)
-        loss_R, share_R = self._weighted(loss_RC)
+        one_R1 = 1 + 0 * scores_RL.amax(-1, keepdim=True) + 0 * scores_RL.amin(-1, keepdim=True)
+        if self.index_R is not None:
+            one_R1 = torch.where(self._kept_R.unsqueeze(-1), one_R1, 1)
+        loss_R, share_R = self._weighted(one_R1 * loss_RC)
         return reduce_rows(loss_R, share_R, self._reduction).to(self._result_dtype)
 
     def _weighted(self, loss_RC: Tensor) -> tuple[Tensor, Tensor]:

@@ -130,7 +130,8 @@ def _loss_ratios(results: Results, clock: Clock) -> str:
     met = sum(each <= goal for each in ratios)
     title = (
         f"The noised loss as a multiple of cross-entropy (plain or compiled, whichever is faster), {CLOCKS[clock]}:"
-        f" median / worst over score spreads and epsilon. Goal: at most {goal:.1f}{_TIMES}; met in {met} of {len(ratios)} cases."
+        f" median / worst over score spreads and epsilon. Goal: at most {goal:.1f}{_TIMES};"
+        f" met in {met} of {len(ratios)} cases."
     )
     columns = [f"N {_TIMES} L", "cross-entropy, ms", *(f"K={k} B={n_samples}" for k, n_samples in draws)]
     return table(title, columns, rows)

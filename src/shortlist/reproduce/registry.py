@@ -266,8 +266,8 @@ _ALL = (
         short_epochs=30,
         decimals=2,
         remarks="The paper took the validation images of Berrada et al. (2018), 50,000 of the training images in equal "
-        "numbers for each class; ours are about as many, a share of each class. Batches of 256 are ours: what the paper "
-        "prints there is the number of epochs.",
+        "numbers for each class; ours are about as many, a share of each class. Batches of 256 are ours: what the "
+        "paper prints there is the number of epochs.",
     ),
     Experiment(
         name="cifar100-lt",
