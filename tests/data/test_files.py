@@ -125,7 +125,7 @@ def test_a_batch_of_unreadable_images_is_empty_but_has_its_shape(folder: Path) -
 def test_workers_leave_signals_to_their_parent(folder: Path, number: signal.Signals) -> None:
     """Terminals and schedulers send them to all processes; training ends with its step, for which it needs them."""
     batches = split_of(folder, workers=2).batches(plan_of(*[1] * COUNT), CPU)
-    read = [next(batches)]
+    read = [next(batches), next(batches)]  # one of each worker: both are up
     for worker in multiprocessing.active_children():
         assert worker.pid is not None
         os.kill(worker.pid, number)
