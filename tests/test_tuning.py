@@ -289,6 +289,13 @@ def test_a_study_that_has_finished_trains_nothing_more(config: RunConfig, epochs
     assert len(epochs_begun) == 2 * EPOCHS
 
 
+def test_a_number_typed_as_it_was_opens_the_same_study() -> None:
+    """The recipe has 5 draws, the command line 5.0."""
+    config = recipes.build("embeddings")
+    typed = replace(config, loss=replace(config.loss, n_samples=float(config.loss.n_samples)))
+    assert tuning._study_name(typed, {}) == tuning._study_name(config, {})
+
+
 def test_another_study_takes_what_runs_there_are(config: RunConfig, epochs_begun: list[Any]) -> None:
     tune(config)
     wider = tune(config, search=["loss.tau=0.1,0.5,1"])

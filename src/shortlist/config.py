@@ -236,7 +236,7 @@ class RunConfig:
 
     def key(self) -> str:
         """Short hash of everything but the seed: runs that share it differ by chance alone."""
-        settings = to_dict(from_dict(to_dict(self)))  # where 5 is 5.0
+        settings = canonical(self)
         del settings["seed"]
         return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:10]
 
@@ -252,6 +252,11 @@ def to_dict(config: RunConfig) -> dict[str, Any]:
 def from_dict(settings: dict[str, Any]) -> RunConfig:
     """The inverse of ``to_dict``; an unknown field is an error that names it, a missing one has its default."""
     return typing.cast(RunConfig, _build(RunConfig, settings, ""))
+
+
+def canonical(config: RunConfig) -> dict[str, Any]:
+    """As ``to_dict``, and the same text for equal configurations: 5 draws are 5.0, as if somebody had typed them."""
+    return to_dict(from_dict(to_dict(config)))
 
 
 Changes = Mapping[str, Any]

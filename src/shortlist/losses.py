@@ -303,6 +303,8 @@ class NoisedTopKHinge(_NoisedLoss):
 class ImbalancedNoisedTopKHinge(_NoisedLoss):
     """Module twin of ``shortlist.functional.imbalanced_noised_topk_hinge``; the class counts are a buffer.
 
+    Margins are derived from the counts when the loss is made, or a state loaded: for other counts make another loss.
+
     Args:
         class_counts, k, epsilon, n_samples, max_margin, scale: As in the function.
         eval_n_samples: Draws in evaluation mode, if others; ``math.inf`` makes evaluation deterministic.

@@ -38,7 +38,7 @@ from rich.table import Table
 from sqlalchemy.exc import SQLAlchemyError
 
 from shortlist import recipes
-from shortlist.config import RunConfig, changed, to_dict
+from shortlist.config import RunConfig, canonical, changed, to_dict
 from shortlist.data import load_problem
 from shortlist.data.splits import mix_seed
 from shortlist.errors import ShortlistError
@@ -428,7 +428,7 @@ def _described(axes: Mapping[str, Axis]) -> str:
 
 def _study_name(config: RunConfig, axes: Mapping[str, Axis]) -> str:
     """The same for the same command on any machine, whatever the number of trials; other settings, another study."""
-    shared = to_dict(config)
+    shared = canonical(config)
     del shared["data"]["workers"], shared["train"]["device"]
     if config.data.name not in ("folder", "embeddings"):  # elsewhere the root says where the data is, not what it is
         del shared["data"]["root"]
