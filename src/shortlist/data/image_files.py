@@ -13,7 +13,7 @@ from shortlist.errors import ShortlistError
 
 SUFFIXES = frozenset(
     {".bmp", ".gif", ".jfif", ".jpeg", ".jpg", ".pbm", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"}
-    | ({".avif"} if features.check("avif") else set())  # not in every Pillow
+    | ({".avif"} if "avif" in features.get_supported() else set())  # not in every Pillow
 )
 
 # What makes an image upright, by the orientation that its camera noted.
