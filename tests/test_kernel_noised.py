@@ -163,7 +163,7 @@ def test_flat_rows_are_cold_and_the_level_comes_down(
     assert (passing < 6).any(), "in some draw too few pass at first"
 
 
-@pytest.mark.parametrize("ruled_out_at", [-1e4, -1e9])
+@pytest.mark.parametrize("ruled_out_at", [-1e4, -1e9, torch.finfo(torch.float32).min])
 @pytest.mark.parametrize("alive", [7, 70])
 def test_the_noise_of_the_few_that_are_not_ruled_out_counts(
     alive: int, ruled_out_at: float, lazy: Callable[[int], None], levels: list[Tensor]

@@ -184,7 +184,7 @@ def test_huge_scores_have_finite_values(size: float) -> None:
     assert_close(got, smooth_topk(x_RL, 3, epsilon=0.0))
 
 
-@pytest.mark.parametrize("ruled_out_at", [-1e4, -1e9])
+@pytest.mark.parametrize("ruled_out_at", [-1e4, -1e9, torch.finfo(torch.float32).min])
 @pytest.mark.parametrize("alive", [8, 12, 40])
 def test_law_of_the_few_that_are_not_ruled_out(alive: int, ruled_out_at: float) -> None:
     x_L = torch.full((1000,), ruled_out_at)

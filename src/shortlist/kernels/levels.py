@@ -228,20 +228,28 @@ def _raised(scores_row, num_classes, level, ceiling, k, epsilon, CELLS: tl.const
     The level then fell among classes that a very low score rules out, since few others are left or these share tiles.
     """
     low, high = level, ceiling
-    middle = level + _COARSE * epsilon
-    looking = True
+    step = tl.maximum(epsilon, tl.abs(ceiling) * 2.4e-7)  # or it would be lost beside the ceiling
+    middle = ceiling - step
+    looking = _number_above(scores_row, num_classes, level + _COARSE * epsilon, CELLS) >= k
     while looking:
-        count = tl.zeros([CELLS], tl.int32)
-        for begin in range(0, num_classes, CELLS):
-            place = begin + tl.arange(0, CELLS)
-            score = tl.load(scores_row + place, mask=place < num_classes, other=-float("inf")).to(tl.float32)
-            count += (score > middle).to(tl.int32)
-        enough = tl.sum(count, 0) >= k
+        enough = _number_above(scores_row, num_classes, middle, CELLS) >= k
         low = tl.where(enough, middle, low)
         high = tl.where(enough, high, middle)
-        middle = 0.5 * low + 0.5 * high
-        looking = (low > level) & (high - low > epsilon) & (low < middle) & (middle < high)
+        # Down from the ceiling, which is closer than the level may be, then between enough and too few.
+        step = 2 * step
+        middle = tl.where(low > level, 0.5 * low + 0.5 * high, ceiling - step)
+        looking = (low < middle) & (middle < high) & (high - low > epsilon)
     return tl.where(low > level, low - _FAR * epsilon, level)
+
+
+@triton.jit
+def _number_above(scores_row, num_classes, value, CELLS: tl.constexpr):
+    count = tl.zeros([CELLS], tl.int32)
+    for begin in range(0, num_classes, CELLS):
+        place = begin + tl.arange(0, CELLS)
+        score = tl.load(scores_row + place, mask=place < num_classes, other=-float("inf")).to(tl.float32)
+        count += (score > value).to(tl.int32)
+    return tl.sum(count, 0)
 
 
 @triton.jit
