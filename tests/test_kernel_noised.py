@@ -282,6 +282,19 @@ def test_bad_scores_spoil_their_row_in_any_chunk(monkeypatch: pytest.MonkeyPatch
     assert standings.spoil_R.isnan().tolist() == [True, False, True]
 
 
+def test_a_chunk_of_classes_that_are_ruled_out_is_never_wrong_in_silence(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next chunk is measured from there, and may be too far away for its noise to be told."""
+    monkeypatch.setattr(kernels, "usable", lambda scores: True)
+    monkeypatch.setattr(noised, "can_challenge", lambda *_: True)
+    scores, _ = draw(1, 300, 2.0)
+    scores[:, :150] = -1e9
+    standings = Standings(1, 1, 4, epsilon=0.2, dtype=torch.float32, device=torch.device(DEVICE))
+    for start in (0, 150):
+        standings.add(scores[:, start : start + 150].contiguous().to(DEVICE), start)
+    value, want = standings.last_place()[0].cpu(), scores.topk(4).values[:, -1:]
+    assert (value.isnan() | ((value - want).abs() < 6 * 0.2)).all()
+
+
 @pytest.mark.parametrize("is_lazy", [False, True])
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 def test_a_bad_score_spoils_its_row_alone(bad: float, is_lazy: bool, lazy: Callable[[int], None]) -> None:
