@@ -104,8 +104,7 @@ def make_run(
 def _finish(run: RunFolder, config: RunConfig, world: World, skill: float) -> None:
     test, problem = _evaluated(world, config, skill, mix_seed(config.seed))
     save_pictures(run.path, problem.test, test.labels, test.suggestions)
-    predictions = {"labels": test.labels, "suggestions": test.suggestions, "scores": test.scores}
-    write_file(run.path / "test_predictions.safetensors", safetensors.torch.save(predictions))
+    write_file(run.path / "test_predictions.safetensors", safetensors.torch.save(test.predictions))
     write_file(run.path / "test_per_class.csv", test.per_class_csv(problem).encode())
     run.write_json(
         "final.json",

@@ -286,7 +286,8 @@ def test_accuracy_against_k_leaves_out_unreadable_images(comparison: Comparison)
     assert predictions is not None
     labels = torch.cat([predictions.labels, torch.tensor([-1, -1])])
     suggestions = torch.cat([predictions.suggestions, torch.zeros(2, 10, dtype=torch.int64)])
-    padded = replace(predictions, labels=labels, suggestions=suggestions)
+    above = torch.cat([predictions.above, torch.zeros(2, dtype=torch.int64)])
+    padded = replace(predictions, labels=labels, suggestions=suggestions, above=above)
     assert micro_by_k(padded) == micro_by_k(predictions)
     assert macro_by_k(padded) == macro_by_k(predictions)
 

@@ -365,7 +365,7 @@ def test_what_was_found_is_said_before_it_is_trained_on(tmp_path: Path, capfd: p
     train(photos_config(tmp_path / "photos"), folder=tmp_path / "run")
     said = capfd.readouterr().err.partition("epoch 1/2")[0]
     assert "2 classes, 30 training, 3 validation and 3 test images" in said
-    assert "not read as images: 1: elm/IMG_1.HEIC" in said
+    assert "not used: 1: elm/IMG_1.HEIC" in said
 
 
 def test_a_network_that_suggests_the_same_for_all_images_is_told_of_once(

@@ -7,6 +7,7 @@ command line with 2, an interruption with 130.
 import dataclasses
 import difflib
 import errno
+import io
 import json
 import os
 import re
@@ -23,7 +24,7 @@ from rich.table import Table
 
 from shortlist import recipes
 from shortlist.bench import Suite
-from shortlist.config import OptimConfig, RunConfig
+from shortlist.config import OptimConfig, RunConfig, differences
 from shortlist.errors import ShortlistError
 from shortlist.reproduce import Scale
 
@@ -65,7 +66,7 @@ def train(arguments: list[str]) -> None:
         folder = parsed.out / f"s{seed}" if parsed.out and parsed.seeds else parsed.out
         seeded = dataclasses.replace(config, seed=seed)
         done = RunFolder(folder or default_folder(seeded))
-        if parsed.seeds and parsed.resume and done.finished and done.config == seeded:
+        if parsed.seeds and parsed.resume and done.finished and not differences(done.config, seeded):
             _say(f"{done.path} has finished before")
             continue
         run = train(seeded, folder=folder, resume=parsed.resume)
@@ -105,6 +106,8 @@ def evaluate(arguments: list[str]) -> None:
     result, problem = evaluate_run(run, split=parsed.split, ks=parsed.ks, root=parsed.root, device=parsed.device)
     if skipped := problem.split(parsed.split).skipped:
         _say(f"left out, as they could not be read: {len(skipped)}: {some_of(skipped)}")
+    if result.undecided:
+        _say(result.undecided)
     if has_other_training_images(problem, run):
         _say(f"the training images are not those that {run.path} was trained on: these may be among them")
     print(json.dumps(result.metrics, indent=1))
@@ -408,6 +411,8 @@ COMMANDS: dict[str, Callable[[list[str]], None]] = {
 
 def main() -> None:
     """Run the command that the arguments name."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # as standard error: names of files can be what is no text
     name, *arguments = sys.argv[1:] or ["--help"]
     if name in ("-h", "--help"):
         print("shortlist: train classifiers whose K suggestions contain the right answer\n")
@@ -466,7 +471,7 @@ def _parse(kind: type[Any], arguments: list[str], name: str, **options: Any) -> 
 
 def _print_table(table: Table) -> None:
     """As wide as it takes: a window can wrap its lines, but not bring back what was cut off."""
-    Console(highlight=False, markup=False, width=_WIDEST_TABLE).print(table)
+    Console(highlight=False, markup=False, emoji=False, width=_WIDEST_TABLE).print(table)
 
 
 def _parse_recipe(kind: type[_RecipeArguments], arguments: list[str], command: str) -> tuple[Any, RunConfig]:

@@ -295,6 +295,12 @@ def differences(config: RunConfig, other: RunConfig) -> list[str]:
     ]
 
 
+def essential(config: RunConfig) -> RunConfig:
+    """The same for all configurations between which there are no ``differences``."""
+    usual = _flat(to_dict(RunConfig()))
+    return changed(config, {name: usual[name] for name in _HOW_AND_WHERE})
+
+
 def _flat(settings: dict[str, Any]) -> dict[str, Any]:
     """By their names on the command line."""
     flat: dict[str, Any] = {}

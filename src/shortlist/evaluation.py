@@ -13,7 +13,7 @@ from shortlist.data import load_problem
 from shortlist.data.splits import Problem, Split, evaluation_plan
 from shortlist.device import autocast, pick_device
 from shortlist.errors import ShortlistError
-from shortlist.metrics import TopKMetrics
+from shortlist.metrics import TopKMetrics, scores_above
 from shortlist.models import build_model
 from shortlist.recorded_data import refuse_other_data
 from shortlist.runs import RunFolder
@@ -37,6 +37,21 @@ class Evaluation:
     """``(N, S)`` best classes of each image, the best first."""
     scores: Tensor
     """``(N, S)`` their scores."""
+    above: Tensor
+    """``(N,)`` how many scores are above the label's: fewer than K, and the image is correct at K."""
+
+    @property
+    def predictions(self) -> dict[str, Tensor]:
+        """What is worth keeping of each image."""
+        return {"labels": self.labels, "suggestions": self.suggestions, "scores": self.scores, "above": self.above}
+
+    @property
+    def undecided(self) -> str:
+        """A remark if there are images whose suggestions have all the same score: each is correct, whatever it is."""
+        images = int(((self.labels >= 0) & (self.scores[:, 0] == self.scores[:, -1])).sum())
+        of_all = f"{images} of {len(self.labels)} images"
+        what = f"{of_all} have the same score for all of their {self.scores.shape[1]} suggestions"
+        return f"{what}, and as ties go count as right: look at these images" if images else ""
 
     def per_class_csv(self, problem: Problem) -> str:
         """A line for each class: its name, its images in training and here, its accuracy at each K."""
@@ -71,6 +86,7 @@ def evaluate(
     labels = torch.zeros_like(read)
     suggestions = torch.zeros(len(split), kept, dtype=torch.int64, device=device)
     scores = torch.zeros(len(split), kept, device=device)
+    above = torch.zeros_like(read)
     was_training = model.training
     model.eval()
     plan = evaluation_plan(len(split), batch_size, rank, world_size)
@@ -81,9 +97,10 @@ def evaluate(
             top = output.topk(kept)
             read[indices] += 1
             labels[indices], suggestions[indices], scores[indices] = target, top.indices, top.values
+            above[indices] = scores_above(output, target)
     model.train(was_training)
     if world_size > 1:
-        for tensor in (read, labels, suggestions, scores):
+        for tensor in (read, labels, suggestions, scores, above):
             dist.all_reduce(tensor)
     assert read.max() <= 1, "an image was counted twice"
     if not read.any():
@@ -97,6 +114,7 @@ def evaluate(
         labels=torch.where(read == 1, labels, -1).cpu(),
         suggestions=suggestions.cpu(),
         scores=scores.cpu(),
+        above=above.cpu(),
     )
 
 
@@ -118,7 +136,13 @@ def evaluate_run(
     problem = load_problem(replace(config.data, root=root or config.data.root))
     refuse_other_data(problem, run)
     model = build_model(replace(config.model, pretrained=False), problem.input_shape, len(problem.classes))
-    model.load_state_dict(run.load_best())
+    try:
+        model.load_state_dict(run.load_best())
+    except RuntimeError:  # it lists every layer
+        size = " x ".join(map(str, problem.input_shape))
+        raise ShortlistError(
+            f"the weights of {run.path} do not fit inputs of {size}: it was trained on others"
+        ) from None
     where = pick_device(device)
     batch_size = config.train.eval_batch_size
     ks = ks or config.all_ks

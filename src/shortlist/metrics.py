@@ -17,6 +17,17 @@ except ImportError as missing:
     raise ImportError("shortlist.TopKMetrics needs torchmetrics: pip install 'shortlist[metrics]'") from missing
 
 
+def scores_above(scores_RL: Tensor, index_R: Tensor) -> Tensor:
+    """How many scores are above the label's: it is correct at K if they are fewer than K.
+
+    Example:
+        >>> scores_above(torch.tensor([[3.0, 2.0, 2.0], [1.0, float("nan"), 2.0]]), torch.tensor([2, 2]))
+        tensor([1, 1])
+    """
+    own_R1 = scores_RL.gather(-1, index_R.unsqueeze(-1))
+    return (~(scores_RL <= own_R1)).sum(-1)  # so written, a NaN on either side counts as above
+
+
 class TopKMetrics(Metric):
     """Micro, macro and few / medium / many top-K accuracy, for several K in one pass.
 
@@ -80,9 +91,8 @@ class TopKMetrics(Metric):
         if scores_RL.shape[-1] != self.num_classes:
             raise ShortlistError(f"scores must have {self.num_classes} classes, got {scores_RL.shape[-1]}")
         check_labels_in_range(index_R, self.num_classes)
-        own_R1 = scores_RL.gather(-1, index_R.unsqueeze(-1))
-        above_R = (~(scores_RL <= own_R1)).sum(-1)  # so written, a NaN on either side counts as above
-        index_R, above_R = index_R.flatten(), above_R.flatten()
+        above_R = scores_above(scores_RL, index_R).flatten()
+        index_R = index_R.flatten()
         # Not in place: a state made in inference mode could not be updated outside it.
         self.seen = self.seen.index_add(0, index_R, torch.ones_like(index_R))
         for k in self.ks:

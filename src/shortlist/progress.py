@@ -18,7 +18,7 @@ class TrainingProgress:
     _REFRESH_SECONDS = 0.5
 
     def __init__(self, epochs: int, steps: int, *, enabled: bool) -> None:
-        self._console = Console(stderr=True, quiet=not enabled, highlight=False)
+        self._console = Console(stderr=True, quiet=not enabled, highlight=False, emoji=False)
         self._epochs, self._steps = epochs, steps
         self._refreshed = 0.0
         self._validated = ""

@@ -92,6 +92,7 @@ class RunFolder:
             for leftover in self.path.rglob(f"{WRITING}*"):  # of a writer that was killed
                 leftover.unlink()
             if not self._begun:  # one that goes on stays the run that it is, wherever its data is now
+                (self.path / "environment.json").unlink(missing_ok=True)
                 self.write_json("config.json", to_dict(config))
             yield
 
@@ -124,10 +125,18 @@ class RunFolder:
                 raise FinishedError(f"{self.path} has already finished; `shortlist report {self.path}` shows it")
             if not resume:
                 raise ShortlistError(f"{self.path} holds a run that was interrupted; add --resume to go on with it")
-        elif not (self.path / "config.json").exists() and any(
+        elif not self._is_ours and any(
             found.name != ".lock" and not found.name.startswith(WRITING) for found in self.path.iterdir()
         ):
             raise ShortlistError(f"{self.path} is not empty and holds no run; choose another folder")
+
+    @property
+    def _is_ours(self) -> bool:
+        """Whether the ``config.json`` in it is a run's: other programs have files of that name."""
+        try:
+            return bool(self.config)
+        except ShortlistError:
+            return False
 
     def read_json(self, name: str) -> Any:
         try:
@@ -143,13 +152,17 @@ class RunFolder:
         write_file(self.path / name, text.encode(errors="backslashreplace"))
 
     def metrics(self) -> list[dict[str, Any]]:
-        """The lines of ``metrics.jsonl``; a last line that a crash cut short is left out."""
+        """The lines of ``metrics.jsonl``; one that a crash cut short, or that tells of no epoch, is left out."""
         lines = []
         with suppress(FileNotFoundError):
             for line in (self.path / "metrics.jsonl").read_text(encoding="utf-8", errors="replace").splitlines():
                 with suppress(ValueError):
                     lines.append(json.loads(line))
-        return lines
+        return [line for line in lines if isinstance(line, dict) and "epoch" in line]
+
+    def damaged_metrics(self) -> ShortlistError:
+        """To be raised where a line is missing."""
+        return ShortlistError(f"{self.path / 'metrics.jsonl'} is damaged: delete the folder and give the command again")
 
     def epoch_seconds(self) -> list[float]:
         """Training time of each epoch but the first of each process, in which compilers and allocators settle."""
@@ -165,6 +178,18 @@ class RunFolder:
         """Forget epochs that will be run again."""
         kept = [json.dumps(line) + "\n" for line in self.metrics() if line["epoch"] < first_epoch]
         write_file(self.path / "metrics.jsonl", "".join(kept).encode())
+
+    def commits(self) -> list[str]:
+        """The program's commits, shortened, of all processes that trained it; none where it was no checkout."""
+        try:
+            began = self.read_json("environment.json")
+            processes = [began, *began.get("resumed", [])]
+            found = [
+                each["commit"] and each["commit"][:10] + ("+changes" if each["dirty"] else "") for each in processes
+            ]
+        except (AttributeError, KeyError, TypeError):
+            raise ShortlistError(f"{self.path}/environment.json is damaged") from None
+        return list(dict.fromkeys(filter(None, found)))
 
     def note_environment(self, here: dict[str, Any]) -> None:
         """Where and at which epoch the run began, and behind that where it was resumed."""
@@ -183,9 +208,13 @@ class RunFolder:
         """Keep the training state after ``step`` steps, and the one before it in case this one gets damaged."""
         buffer = io.BytesIO()
         torch.save(state, buffer)
-        folder, content = self.path / "checkpoints", buffer.getbuffer()
-        write_file(folder / f"{step:09d}-{_digest(content)}.pt", content)
-        for old in sorted(folder.glob("*.pt"))[:-_CHECKPOINTS_KEPT]:
+        content = buffer.getbuffer()
+        path = self.path / "checkpoints" / f"{step:09d}-{_digest(content)}.pt"
+        write_file(path, content)
+        there = sorted(path.parent.glob("*.pt"))
+        # Those of later steps are damaged, or training would have gone on from there.
+        kept = [each for each in there if each <= path][-_CHECKPOINTS_KEPT:]
+        for old in {*there} - {*kept}:
             old.unlink()
 
     def load_checkpoint(self, warn: Callable[[str], None]) -> dict[str, Any] | None:

@@ -30,7 +30,7 @@ from shortlist.class_sizes import size_groups
 from shortlist.config import OptimConfig, RunConfig
 from shortlist.criteria import build_loss, refuse_cosines_without_scale
 from shortlist.data import load_problem
-from shortlist.data.splits import Problem, evaluation_plan, mix_seed, training_plan
+from shortlist.data.splits import Problem, evaluation_plan, fewest_images, mix_seed, training_plan
 from shortlist.data.stratify import some_of
 from shortlist.data.tensors import TensorSplit
 from shortlist.errors import ShortlistError
@@ -41,12 +41,13 @@ from shortlist.progress import TrainingProgress
 from shortlist.recorded_data import refuse_other_data, refuse_other_training_images
 from shortlist.runs import RunFolder, default_folder, environment, file_digest
 from shortlist.schedule import learning_rate
-from shortlist.whole_files import write_file
+from shortlist.whole_files import explained, write_file
 
 # What the seeds are for, so that no two uses share one.
 _INIT, _ORDER, _AUGMENT, _NOISE = range(4)
 # Steps between looks at the loss (a wait for the GPU) and at a stop that other ranks may have been asked for.
 _LOOK_EVERY = 50
+_EVENTS = "tensorboard"
 
 
 class Interrupted(KeyboardInterrupt):
@@ -209,7 +210,8 @@ class Trainer:
                 self.stop_asked = stop.asked
         finally:
             if self.events is not None:
-                self.events.close()
+                with explained(self.folder.path / _EVENTS):
+                    self.events.close()
 
     def test(self) -> None:
         """Judge the best weights on the test images, and write the result."""
@@ -233,6 +235,8 @@ class Trainer:
         self.progress.say(_found(self.problem))
         if not self.writes:
             return
+        if self.at.epoch > 0:
+            self._best_line()  # which the result will need: if it is lost, better said now than after all epochs
         if state is not None and self.at.step == 0 and self.at.best_epoch == self.at.epoch - 1:
             self.folder.save_best(self.plain_model.state_dict())  # killed before it could be
         name = torch.cuda.get_device_name(self.fabric.device) if self.fabric.device.type == "cuda" else "cpu"
@@ -244,7 +248,8 @@ class Trainer:
             self.folder.write_json("preprocess.json", asdict(self.problem.preprocess))
         self.folder.restart_metrics(self.at.epoch)
         # Events of epochs that will be run again are hidden from what was written before.
-        self.events = SummaryWriter(str(self.folder.path / "tensorboard"), purge_step=self.at.epoch)
+        with explained(self.folder.path / _EVENTS):
+            self.events = SummaryWriter(str(self.folder.path / _EVENTS), purge_step=self.at.epoch)
 
     def _plan(self, epoch: int) -> list[list[Tensor]]:
         train = self.config.train
@@ -295,6 +300,7 @@ class Trainer:
             group["lr"] = learning_rate(config.optim, epoch, step, self.steps, config.train.epochs)
         _seed(fabric.device, mix_seed(config.seed, _NOISE, epoch, step))
         size, parts, images = config.train.batch_size, config.train.accumulate, 0
+        fewest = fewest_images(size, parts * fabric.world_size)
         count = min(size, len(self.problem.train) - step * size)  # over all ranks
         with nullcontext() if count == size else self._uncompiled():
             for part in range(parts):
@@ -302,11 +308,11 @@ class Trainer:
                 if len(target) == size:  # the whole batch in one part, on one rank
                     self.update(inputs, target)
                     return size
-                if len(target) == 0 and fabric.world_size == 1:
+                if len(target) < fewest and fabric.world_size == 1:  # the others could not be read
                     continue
-                if len(target) == 0:  # the other ranks would wait for this one's gradient for ever
+                if len(target) < fewest:  # the other ranks would wait for this one's gradient for ever
                     skipped = self.problem.train.skipped[-1]
-                    raise ShortlistError(f"no image of a rank's part could be read: {skipped}, ...")
+                    raise ShortlistError(f"hardly an image of a rank's part could be read: {skipped}, ...")
                 with fabric.no_backward_sync(self.model, enabled=part < parts - 1):
                     # Ranks and parts may differ in size by an image; DDP takes the plain mean over ranks.
                     self._add_gradient(inputs, target, share=len(target) * fabric.world_size / count)
@@ -445,24 +451,32 @@ class Trainer:
                 self.folder.save_best(self.plain_model.state_dict())
         self.fabric.barrier()
 
+    def _best_line(self) -> dict[str, Any]:
+        for line in self.folder.metrics():
+            if line["epoch"] == self.at.best_epoch:
+                return line
+        raise self.folder.damaged_metrics()
+
     def _write_events(self, line: dict[str, Any]) -> None:
         assert self.events is not None
-        for name, value in line.items():
-            if name != "epoch" and value is not None:
-                self.events.add_scalar(name, value, line["epoch"])
-        self.events.flush()
+        with explained(self.folder.path / _EVENTS):
+            for name, value in line.items():
+                if name != "epoch" and value is not None:
+                    self.events.add_scalar(name, value, line["epoch"])
+            self.events.flush()
 
     def _write_result(self) -> None:
         self.plain_model.load_state_dict(self.folder.load_best())
         test = self._evaluate("test")
         skipped = self._skipped()
+        if test.undecided:
+            self.progress.say(test.undecided)
         if skipped:
             self.progress.say(f"left out, as they could not be read: {len(skipped)}: {some_of(skipped)}")
         if not self.writes:
             return
-        (best_line,) = (line for line in self.folder.metrics() if line["epoch"] == self.at.best_epoch)
-        predictions = {"labels": test.labels, "suggestions": test.suggestions, "scores": test.scores}
-        write_file(self.folder.path / "test_predictions.safetensors", safetensors.torch.save(predictions))
+        best_line = self._best_line()
+        write_file(self.folder.path / "test_predictions.safetensors", safetensors.torch.save(test.predictions))
         save_pictures(self.folder.path, self.problem.test, test.labels, test.suggestions)
         write_file(self.folder.path / "test_per_class.csv", test.per_class_csv(self.problem).encode())
         self.folder.write_json(
@@ -485,7 +499,7 @@ def _found(problem: Problem) -> str:
     train, val, test = (f"{len(split):,}" for split in (problem.train, problem.val, problem.test))
     found = f"{len(problem.classes):,} classes, {train} training, {val} validation and {test} test images"
     ignored = problem.facts.get("ignored_files")
-    return f"{found}; not read as images: {ignored}" if ignored else found
+    return f"{found}; not used: {ignored}" if ignored else found
 
 
 class _StopRequests:

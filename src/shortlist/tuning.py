@@ -40,7 +40,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from shortlist import recipes
 from shortlist.config import RunConfig, canonical, changed, to_dict
 from shortlist.data import load_problem
-from shortlist.data.splits import mix_seed
+from shortlist.data.splits import Problem, mix_seed
 from shortlist.errors import ShortlistError
 from shortlist.recorded_data import refuse_other_data, refuse_other_training_images
 from shortlist.runs import InUseError, RunFolder, default_folder
@@ -49,8 +49,9 @@ from shortlist.study_storage import open_storage, storage_explained
 from shortlist.training import DivergedError, Interrupted, Trainer, make_fabric
 from shortlist.whole_files import locked, write_file
 
-# Names of what a trial notes in the storage beside its parameters.
+# Names of what a trial notes in the storage beside its parameters, and of what the study notes.
 _SETTINGS, _WORKER, _HEARD, _FOLDER, _NOTE = "settings", "worker", "heard", "folder", "note"
+_IMAGES = "images"
 _SAMPLED_BY_DEFAULT = 20
 # So many samples in a row that were there before, and there are no others.
 _MOST_REFUSED = 100
@@ -306,7 +307,7 @@ class _Search:
                 try:
                     values.append(line[f"val_{config.select_metric}"])
                 except (KeyError, TypeError):
-                    raise _unusable(run) from None
+                    raise run.damaged_metrics() from None
                 trial.report(values[-1], line["epoch"])
                 self._say(f"trial {trial.number}: epoch {len(values)}/{epochs}  {100 * values[-1]:.2f}%")
             trial.set_user_attr(_HEARD, time.time())
@@ -318,10 +319,12 @@ class _Search:
             problem = load_problem(config.data)  # what was measured on other data must not be compared
             refuse_other_data(problem, run)
             refuse_other_training_images(problem, run)
+            self._refuse_data_of_another_day(problem)
         else:
             if torch.cuda.is_available():
                 gc.collect()  # the trainer before this one holds itself in a circle, and GPU memory with it
             trainer = self._trainer(config, run, report_new_epochs)
+            self._refuse_data_of_another_day(trainer.problem)
             try:
                 with run.claim(config, resume=True):
                     # And no test: settings chosen with an eye on the test images would make it worthless.
@@ -329,8 +332,22 @@ class _Search:
             finally:
                 self._stop_asked = trainer.stop_asked
             if len(values) < epochs:
-                raise _unusable(run)
+                raise run.damaged_metrics()
         return max(values)
+
+    def _refuse_data_of_another_day(self, problem: Problem) -> None:
+        """Raise an error unless the images are those that the study began with, and its best trial was measured on."""
+        images = problem.facts.get("train_digest")
+        if images is None or any(
+            name.startswith("data.") for name in self._distributions
+        ):  # nobody knows, or on purpose
+            return
+        if self._study.user_attrs.get(_IMAGES, images) != images:
+            raise ShortlistError(
+                "the data has changed: the trials of this study had other training images; put them back, or give "
+                "--storage another place to begin anew"
+            )
+        self._study.set_user_attr(_IMAGES, images)
 
     def _trainer(self, config: RunConfig, run: RunFolder, after_epoch: Callable[[], None]) -> Trainer:
         def built(config: RunConfig) -> Trainer:
@@ -370,10 +387,6 @@ class _Search:
             return
         if len(settings) == len(self._distributions):  # else it was killed before it had got its settings
             self._study.enqueue_trial(dict(settings), user_attrs={_SETTINGS: dict(settings)})
-
-
-def _unusable(run: RunFolder) -> ShortlistError:
-    return ShortlistError(f"{run.path}/metrics.jsonl is damaged: delete the folder and give the command again")
 
 
 class _SeededByTrial(BaseSampler):

@@ -17,7 +17,15 @@ WRITING = ".writing-"
 
 @contextmanager
 def written_whole(path: Path) -> Iterator[BinaryIO]:
-    """A file that takes its name only when the block has ended well; two processes may write it at once."""
+    """A file that takes its name only when the block has ended well; two processes may write it at once.
+
+    Where a link leads elsewhere, what it leads to is written; a device or pipe takes what is written as it comes.
+    """
+    path = path.resolve()
+    if path.exists() and not path.is_file():
+        with path.open("wb") as stream:
+            yield stream
+        return
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f"{WRITING}{path.name}-{secrets.token_hex(8)}")
     try:

@@ -56,7 +56,7 @@ def test_given_splits_are_used_as_they_are(tmp_path: Path) -> None:
     problem = load(tmp_path)
     assert sizes(problem) == (6, 2, 3)
     assert problem.test.labels.tolist() == [1, 1, 1]
-    assert list(problem.facts) == ["train_digest"], "nothing is held out"
+    assert list(problem.facts) == ["train_digest", "test_digest"], "nothing is held out"
 
 
 @pytest.mark.parametrize(("given", "missing"), [("val", "test"), ("test", "val")])
@@ -67,7 +67,7 @@ def test_a_missing_split_is_taken_from_training(tmp_path: Path, given: str, miss
     assert len(problem.train) == 24
     assert len(problem.split(given)) == 8
     assert torch.bincount(problem.split(missing).labels).tolist() == [2, 4]
-    assert list(problem.facts) == [f"{missing}_files", "train_digest"]
+    assert list(problem.facts) == [f"{missing}_files", "train_digest", "test_digest"]
 
 
 def test_folders_of_splits_are_known_in_capitals_too_and_each_is_one(tmp_path: Path) -> None:

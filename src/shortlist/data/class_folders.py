@@ -78,6 +78,11 @@ def holds_folders(folder: Path) -> bool:
     return any(entry.is_dir() and not _is_hidden(entry.name) for entry in folder.iterdir())
 
 
+def holds_images(folder: Path) -> bool:
+    """Somewhere below it; a hidden folder counts as empty."""
+    return not _is_hidden(folder.name) and any(_is_image(file.name) for file in files_below(folder))
+
+
 def loose_images(folder: Path) -> list[str]:
     """Names of the images that lie in the folder itself."""
     entries = (entry for entry in folder.iterdir() if not entry.is_dir() and not _is_hidden(entry.name))

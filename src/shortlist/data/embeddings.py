@@ -9,6 +9,7 @@ each, and the row numbers noted in the run. Names of classes: an array of string
 import hashlib
 import json
 import zipfile
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from shortlist.errors import ShortlistError
 
 _PARTS = ("train", "val", "test")
 _LABELS = ("y", *(f"{part}_y" for part in _PARTS))
+_ARRAYS = ("x", *(f"{part}_x" for part in _PARTS), *_LABELS)
 Rows = tuple[Tensor, Tensor]
 """Embeddings ``(N, d)`` and labels ``(N,)``."""
 
@@ -36,8 +38,6 @@ def load(config: DataConfig) -> Problem:
     path = Path(config.root).expanduser()
     arrays, names = read_file(path)
     parts = {part: rows for part in _PARTS if (rows := _rows(path, arrays, part)) is not None}
-    if "train" not in parts:
-        raise ShortlistError(f"{path} must hold train_x and train_y, or x and y; it holds {some_of(sorted(arrays))}")
     labels = parts["train"][1]
     largest = int(labels.max())
     if not names and largest >= len(labels):
@@ -57,7 +57,7 @@ def load(config: DataConfig) -> Problem:
         parts |= {part: (x[rows], y[rows]) for part, rows in zip(("train", *missing), held_out, strict=True)}
         facts |= {f"{part}_indices": rows.tolist() for part, rows in zip(missing, held_out[1:], strict=True)}
     x, y = parts["train"]
-    facts["train_digest"] = _digest(x, y)
+    facts |= {"train_digest": _digest(x, y), "test_digest": _digest(*parts["test"])}
     kept, thinning = thinned(y, len(classes), config)
     labels, noise = noisy(y[kept], len(classes), config)
     return Problem(
@@ -78,7 +78,7 @@ def _digest(*tensors: Tensor) -> str:
 
 
 def read_file(path: Path) -> tuple[dict[str, Tensor], list[str]]:
-    """The arrays of a file, and its names of classes, if any. Nothing in the file is executed."""
+    """Embeddings and labels of a file, and its names of classes, if any. Nothing in the file is executed."""
     if not path.is_file():
         raise ShortlistError(f"data.root must be a file of embeddings, .npz or .safetensors: there is no file {path}")
     readers = {".npz": _read_npz, ".safetensors": _read_safetensors}
@@ -94,9 +94,16 @@ def _read_npz(path: Path) -> tuple[dict[str, Tensor], list[str]]:
     if not zipfile.is_zipfile(path):
         raise ShortlistError("it is no .npz file, or not a whole one")
     with np.load(path, allow_pickle=False) as file:
-        arrays = {name: file[name] for name in file.files if name != "classes"}
+        arrays = {name: file[name] for name in _arrays_of_use(file.files)}
         names = file["classes"].tolist() if "classes" in file.files else []
     return {name: _tensor(name, array) for name, array in arrays.items()}, _checked_names(names)
+
+
+def _arrays_of_use(there: Collection[str]) -> list[str]:
+    """Of the arrays in a file; what else somebody keeps there is nothing to us."""
+    if not {"x", "y", "train_x", "train_y"} & {*there}:
+        raise ShortlistError(f"it must hold train_x and train_y, or x and y; it holds {some_of(sorted(there))}")
+    return [name for name in _ARRAYS if name in there]
 
 
 def _tensor(name: str, array: np.ndarray[Any, Any]) -> Tensor:
@@ -115,7 +122,7 @@ def _read_safetensors(path: Path) -> tuple[dict[str, Tensor], list[str]]:
     from safetensors import safe_open
 
     with safe_open(path, framework="pt") as file:
-        arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (it is no dictionary)
+        arrays = {name: file.get_tensor(name) for name in _arrays_of_use(file.keys())}
         names = json.loads((file.metadata() or {}).get("classes", "[]"))
     return arrays, _checked_names(names)
 

@@ -25,7 +25,7 @@ def file_problem(
     """A problem out of the listings of ``train`` and, where the data has them, ``val`` and ``test``.
 
     What is missing is taken from the training images, ``config.val_fraction`` of each class for each, and the files are
-    noted in the facts; of the training images, which may be millions, only a digest.
+    noted in the facts; of images that may be millions, only a digest.
     """
     given = dict(given)
     facts: dict[str, Any] = {}
@@ -39,11 +39,11 @@ def file_problem(
 
     kept, thinning = thinned(given["train"].labels, len(classes), config)
     train = given["train"].subset(kept)
-    facts["train_digest"] = _digest(train)
     train_labels, noise = noisy(train.labels, len(classes), config)
     preprocess = file_preprocess(config.image_size)
     transform = training_transform(preprocess) if config.augment == "auto" else None
     val, test = given["val"], given["test"]
+    facts |= {"train_digest": _digest(train), "test_digest": _digest(test)}
     return Problem(
         classes=tuple(classes),
         train=FileSplit(root, train.files, train_labels, preprocess, config, transform),

@@ -4,10 +4,11 @@ What is missing of validation and test is taken from the training images, ``val_
 drawn by the configuration's seed and noted in the run. Classes are numbered in the natural order of their names.
 """
 
+from collections.abc import Collection
 from pathlib import Path
 
 from shortlist.config import DataConfig
-from shortlist.data.class_folders import holds_folders, loose_images, natural_order, scan_classes
+from shortlist.data.class_folders import holds_folders, holds_images, loose_images, natural_order, scan_classes
 from shortlist.data.file_problem import file_problem
 from shortlist.data.image_files import random_resized_crop_and_flip
 from shortlist.data.splits import Problem
@@ -27,7 +28,8 @@ def load(config: DataConfig) -> Problem:
     root = Path(config.root).expanduser()
     if not root.is_dir():
         raise ShortlistError(f"data.root must be a folder of images: there is no folder {root}")
-    scanned = {part: scan_classes(root, folder) for part, folder in split_folders(root).items()}
+    splits = split_folders(root)
+    scanned = {part: scan_classes(root, folder) for part, folder in splits.items()}
     scanned["train"].require_images()
     classes = sorted(scanned["train"].images, key=natural_order)
     listings = {part: folders.listing(classes) for part, folders in scanned.items()}
@@ -36,9 +38,17 @@ def load(config: DataConfig) -> Problem:
             raise ShortlistError(f"{scanned[part].folder} must hold images in folders of classes, and holds none")
     problem = file_problem(config, root, classes, listings, random_resized_crop_and_flip)
     ignored = [file for folders in scanned.values() for file in folders.ignored]
+    if root not in splits.values():
+        ignored += _beside(root, splits.values())
     if ignored:
         problem.facts["ignored_files"] = f"{len(ignored)}: {some_of(ignored)}"
     return problem
+
+
+def _beside(root: Path, splits: Collection[Path]) -> list[str]:
+    """Images, and folders with images, that lie beside the splits: somebody may think that they are in use."""
+    others = [folder for folder in sorted(root.iterdir()) if folder.is_dir() and folder not in splits]
+    return [f"{folder.name}/" for folder in others if holds_images(folder)] + loose_images(root)
 
 
 def refuse_run_among_classes(run: Path, config: DataConfig) -> None:

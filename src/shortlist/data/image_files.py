@@ -40,7 +40,8 @@ def read_image(path: str | Path, channels: int) -> Image.Image:
     Raises ``ShortlistError`` naming the file if it cannot be read.
     """
     try:
-        with Image.open(path) as file:
+        # Not by its name: Pillow maps some TIFF files into memory, and garbles those that it has to turn.
+        with Path(path).open("rb") as content, Image.open(content) as file:
             file.load()
             return _eight_bit(_upright(file)).convert("L" if channels == 1 else "RGB")
     except Exception as error:  # decoders fail on broken files in every way there is

@@ -99,16 +99,20 @@ def evaluation_plan(count: int, batch_size: int, rank: int, world_size: int) -> 
     return list(torch.split(mine, batch_size)) if len(mine) else []
 
 
+def fewest_images(batch_size: int, pieces: int) -> int:
+    """In a piece of a batch: two where pieces have more than one, as a single image has no batch statistics."""
+    return min(2, batch_size // pieces)
+
+
 def training_plan(
     count: int, batch_size: int, parts: int, seed: int, epoch: int, rank: int, world_size: int
 ) -> list[list[Tensor]]:
     """Steps of one epoch: a shuffle that depends on seed and epoch alone, cut into batches, each cut among the ranks.
 
     Each step is a list of ``parts`` index tensors, to be accumulated. The union over ranks is the same for any number
-    of ranks. A last batch is left out if it is too small to give every rank and part an image, or two of them where
-    batches give more than one: a single image has no batch statistics.
+    of ranks. A last batch is left out if it is too small to give every rank and part its ``fewest_images``.
     """
-    least = min(2, batch_size // (parts * world_size))
+    least = fewest_images(batch_size, parts * world_size)
     order = torch.randperm(count, generator=torch.Generator().manual_seed(mix_seed(seed, epoch)))
     steps = []
     for batch in torch.split(order, batch_size):

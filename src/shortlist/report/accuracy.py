@@ -14,10 +14,11 @@ _MOST_BINS = 10
 
 
 def micro_by_k(predictions: Predictions) -> list[float]:
-    """For K = 1, 2, ... the share of images whose label is among the first K suggestions.
+    """For K = 1, 2, ... the share of images that are correct at K, for as many K as there are suggestions.
 
     Example:
-        >>> micro_by_k(Predictions(torch.tensor([2, 0]), torch.tensor([[2, 1], [1, 0]])))
+        >>> labels, suggestions, above = torch.tensor([2, 0]), torch.tensor([[2, 1], [1, 0]]), torch.tensor([0, 1])
+        >>> micro_by_k(Predictions(labels, suggestions, above))
         [0.5, 1.0]
     """
     hits_NK, _ = _hits(predictions)
@@ -35,8 +36,8 @@ def macro_by_k(predictions: Predictions) -> list[float]:
 def _hits(predictions: Predictions) -> tuple[Tensor, Tensor]:
     could_be_read = predictions.labels >= 0
     labels_N = predictions.labels[could_be_read]
-    suggestions_NK = predictions.suggestions[could_be_read]
-    return (suggestions_NK == labels_N.unsqueeze(1)).cumsum(1).double(), labels_N
+    ks_K = torch.arange(1, predictions.suggestions.shape[1] + 1)
+    return (predictions.above[could_be_read].unsqueeze(1) < ks_K).double(), labels_N
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,8 @@ class Album:
         self._pictures: list[_Picture] = []
         self._by_index: dict[int, Path] = {}
         for run in runs:
-            for path in sorted((run.folder.path / FOLDER).glob("*.png")):
+            pictures = (path for path in sorted((run.folder.path / FOLDER).glob("*.png")) if path.stem.isdecimal())
+            for path in pictures:
                 index = int(path.stem)
                 if run.predictions and index < len(run.predictions.labels):
                     self._by_index.setdefault(index, path)

@@ -10,7 +10,7 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from shortlist.config import DataConfig, RunConfig
+from shortlist.config import DataConfig, RunConfig, essential
 from shortlist.errors import ShortlistError
 from shortlist.report.names import short_labels
 from shortlist.report.summary import Summary, summarise
@@ -29,6 +29,8 @@ class Predictions:
     """``(N,)``, -1 for an image that could not be read."""
     suggestions: Tensor
     """``(N, S)``, the best first."""
+    above: Tensor
+    """``(N,)`` how many classes are above the label."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,6 +50,8 @@ class Run:
     folder: RunFolder
     config: RunConfig
     classes: Classes | None
+    images: tuple[str | None, ...]
+    """Which images it was trained and tested on, where it has noted that."""
     environment: dict[str, Any]
     epochs: list[dict[str, Any]]
     final: dict[str, Any] | None
@@ -140,7 +144,7 @@ def gather(runs: list[RunFolder]) -> list[Comparison]:
     """The runs, sorted into comparisons; data sets, set-ups and runs keep the order in which they are given."""
     if not runs:
         raise ShortlistError("there is no run to report on")
-    on_same_data: dict[tuple[DataConfig, Classes | None], list[Run]] = {}
+    on_same_data: dict[_DataKey, list[Run]] = {}
     # A run killed very early has not written its classes: it joins the others on the data of its configuration.
     for run in sorted((_read(folder) for folder in runs), key=lambda run: run.classes is None):
         key = _data_key(run)
@@ -153,8 +157,8 @@ def gather(runs: list[RunFolder]) -> list[Comparison]:
 def _compare(runs: list[Run]) -> Comparison:
     by_key: dict[str, list[Run]] = {}
     for run in runs:
-        by_key.setdefault(run.config.key(), []).append(run)
-    labels = short_labels([members[0].config for members in by_key.values()])
+        by_key.setdefault(essential(run.config).key(), []).append(run)
+    labels = short_labels([essential(members[0].config) for members in by_key.values()])
     setups = [
         _setup(label, style, members)
         for style, (label, members) in enumerate(zip(labels, by_key.values(), strict=True))
@@ -179,7 +183,10 @@ def _setup(label: str, style: int, members: list[Run]) -> Setup:
     )
 
 
-def _data_key(run: Run) -> tuple[DataConfig, Classes | None]:
+_DataKey = tuple[DataConfig, Classes | None, tuple[str | None, ...]]
+
+
+def _data_key(run: Run) -> _DataKey:
     """The same for runs on the same data, however and from wherever they read it."""
     usual = DataConfig()
     data = replace(
@@ -190,7 +197,7 @@ def _data_key(run: Run) -> tuple[DataConfig, Classes | None]:
         on_bad_image=usual.on_bad_image,
         workers=usual.workers,
     )
-    return data, run.classes
+    return data, run.classes, run.images
 
 
 def _ks_of(metrics: dict[str, Any]) -> set[int]:
@@ -199,10 +206,12 @@ def _ks_of(metrics: dict[str, Any]) -> set[int]:
 
 def _read(folder: RunFolder) -> Run:
     finished = folder.finished
+    facts = _json_if_there(folder, "facts.json") or {}
     return Run(
         folder=folder,
         config=folder.config,
         classes=read_classes(folder) if (folder.path / "classes.json").is_file() else None,
+        images=tuple(facts.get(name) for name in ("train_digest", "test_digest")),
         environment=_json_if_there(folder, "environment.json") or {},
         epochs=folder.metrics(),
         final=folder.read_json("final.json") if finished else None,
@@ -220,7 +229,10 @@ def _predictions(path: Path) -> Predictions | None:
         return None
     try:
         tensors = safetensors.torch.load_file(path)
-        return Predictions(tensors["labels"], tensors["suggestions"])
+        labels, suggestions = tensors["labels"], tensors["suggestions"]
+        before_label = ((suggestions == labels.unsqueeze(1)).cumsum(1) == 0).sum(1)
+        # Early versions did not keep how many are above the label; it is how many stand before it unless some tie.
+        return Predictions(labels, suggestions, tensors.get("above", before_label))
     except (safetensors.SafetensorError, KeyError) as wrong:
         raise ShortlistError(f"{path} is damaged: {wrong}") from None
 

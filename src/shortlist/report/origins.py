@@ -42,10 +42,10 @@ def _state(run: Run, copies: list[Run]) -> str:
 
 def _origin(run: Run) -> list[str]:
     found = run.environment
-    commit = str(found.get("commit") or ABSENT)[:10] + (" with changes" if found.get("dirty") else "")
+    commits = run.folder.commits() if found else []
     versions = found.get("versions", {})
     started = str(found.get("started", ABSENT)).replace("T", " ")
     device = str(found.get("device", ABSENT))
     if found.get("world_size", 1) > 1:
         device = f"{device}, {found['world_size']} processes"
-    return [started, device, versions.get("torch", ABSENT), commit]
+    return [started, device, versions.get("torch", ABSENT), ", ".join(commits) or ABSENT]

@@ -72,7 +72,7 @@ def _notes(experiment: Experiment, results: Sequence[Result]) -> Iterator[str]:
         machines = ", ".join(dict.fromkeys(each.gpu for each in results))
         days = sorted(each.date[:10] for each in results)
         period = " to ".join(dict.fromkeys((days[0], days[-1])))
-        commits = ", ".join(dict.fromkeys(each.commit for each in results if each.commit))
+        commits = ", ".join(dict.fromkeys(commit for each in results for commit in each.commit.split()))
         yield f"Run {period} on {machines}{commits and f', commit {commits}'}."
     else:
         yield "Nobody has run it yet."
@@ -126,7 +126,7 @@ def _figures(docs: Path) -> Iterator[str]:
     if drawn:
         yield "## Figures without training"
     for name in drawn:
-        yield f"`shortlist reproduce {name}`"
+        yield f"`shortlist reproduce {name} --scale paper`"
         yield _picture(name)
 
 

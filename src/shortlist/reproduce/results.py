@@ -39,6 +39,7 @@ class Result:
     K: int
     value: float
     commit: str
+    """Or commits, if the program had become another one when the run was resumed."""
     gpu: str
     date: str
     """When the run began."""
@@ -93,9 +94,8 @@ def measured(run: RunFolder, metric: str, k: int) -> float | None:
 
 def results_of(experiment: Experiment, cell: Cell, scale: Scale, run: RunFolder, runs_root: Path) -> list[Result]:
     """All numbers that a run gives for its cell."""
-    config, environment = run.config, run.read_json("environment.json")
+    config, environment, commits = run.config, run.read_json("environment.json"), run.commits()
     try:
-        commit = (environment["commit"] or "")[:10] + ("+changes" if environment["dirty"] else "")
         gpu, date = environment["device"], environment["started"]
     except (KeyError, TypeError):
         raise ShortlistError(f"{run.path}/environment.json is damaged") from None
@@ -115,7 +115,7 @@ def results_of(experiment: Experiment, cell: Cell, scale: Scale, run: RunFolder,
                     metric=metric,
                     K=cell.k,
                     value=value,
-                    commit=commit,
+                    commit=" ".join(commits),
                     gpu=gpu,
                     date=date,
                     config=config.key(),

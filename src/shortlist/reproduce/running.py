@@ -74,7 +74,7 @@ def reproduce(
                 except InUseError:
                     say(f"{name}: left to the process that is at it")
                     elsewhere += 1
-                except (ShortlistError, RuntimeError) as wrong:  # such as a GPU's memory that is full
+                except (ShortlistError, OSError, RuntimeError) as wrong:  # such as a GPU's memory that is full
                     say(f"{name}: failed: {wrong}")
                     failures[str(wrong)].append(f"{cell.label}, seed {seed}")
                     if len(failures[str(wrong)]) == number == _ALIKE:
