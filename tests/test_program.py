@@ -2,6 +2,7 @@
 
 import csv
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -128,6 +129,17 @@ def test_what_is_no_image_does_not_keep_others_from_being_looked_at(run: Path, t
     assert [Path(json.loads(line)["image"]).name for line in done.stdout.splitlines()] == ["0.png", "2.png"]
     assert done.returncode == 1
     assert f"{tmp_path / '1.png'}" in done.stderr
+
+
+def test_names_are_printed_as_they_are(run: Path, tmp_path: Path) -> None:
+    draw_image(tmp_path / "a:cat:b.png", COLOURS["sky"], seed=1)
+    shutil.copy(tmp_path / "a:cat:b.png", tmp_path / os.fsdecode(b"b\xff.png"))
+    strict = os.environ | {"PYTHONIOENCODING": "utf-8:strict"}
+    for options in ([], ["--json"]):
+        command = [sys.executable, "-m", "shortlist", "predict", str(run), str(tmp_path), *options]
+        done = subprocess.run(command, capture_output=True, text=True, check=True, env=strict)
+        assert "a:cat:b.png" in done.stdout
+        assert r"b\udcff.png" in done.stdout
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,7 @@ from shortlist.report.accuracy import macro_by_k, macro_in_bin, micro_by_k, size
 from shortlist.report.charts import key
 from shortlist.report.confusions import most_confused
 from shortlist.report.gather import Comparison, gather
-from shortlist.report.headings import data_facts
+from shortlist.report.headings import data_facts, data_name
 from shortlist.report.markup import element
 from shortlist.report.names import LOSS_NAMES, short_labels
 from shortlist.report.page import write_report
@@ -281,6 +281,23 @@ def test_accuracy_against_k_rises_and_meets_the_table(comparison: Comparison) ->
                 assert by_k[k - 1] == pytest.approx(run.final["test"][f"{average}_top{k}"], abs=1e-6)
 
 
+class _Undecided(World):
+    """Some images have the same score for all classes, and some the two best of them."""
+
+    def scores(self, skill: float, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
+        scores, labels = super().scores(skill, seed)
+        scores[:20] = 0
+        best = scores[20:60].topk(2)
+        scores[20:60] = scores[20:60].scatter(1, best.indices, best.values[:, :1].expand(-1, 2))
+        return scores, labels
+
+
+def test_accuracy_against_k_meets_the_table_where_scores_tie(world: World, tmp_path: Path) -> None:
+    tied = _Undecided(world.names, world.train_images)
+    (comparison,) = gather([make_run(tmp_path, tied, "focal")])
+    test_accuracy_against_k_rises_and_meets_the_table(comparison)
+
+
 def test_accuracy_against_k_leaves_out_unreadable_images(comparison: Comparison) -> None:
     predictions = comparison.runs[0].predictions
     assert predictions is not None
@@ -513,6 +530,30 @@ def test_runs_on_different_data_are_kept_apart(world: World, runs: list[RunFolde
     assert "Most confused classes" in titles[1]
 
 
+@pytest.mark.parametrize("part", ["train_digest", "test_digest"])
+def test_data_of_one_name_and_size_that_has_other_images_is_other_data(world: World, tmp_path: Path, part: str) -> None:
+    made: list[RunFolder] = []
+    for name, digests in (("day", {}), ("copy of day", {}), ("night", {part: "other"})):
+        there = replace(world, data=DataConfig(name="folder", root=f"/photos/{name}"))
+        made.append(make_run(tmp_path / name, there, "focal" if made else "ldam"))
+        made[-1].write_json("facts.json", {"train_digest": "one", "test_digest": "two"} | digests)
+    days, nights = gather(made)
+    assert [run.folder for run in days.runs] == made[:2]
+    assert [run.folder for run in nights.runs] == made[2:]
+    assert data_name(nights.data) == "night"
+
+
+def test_where_and_how_data_is_read_makes_no_other_set_up(world: World, tmp_path: Path) -> None:
+    elsewhere = replace(world, data=DataConfig(root="/mnt", workers=9, on_bad_image="skip"))
+    train = TrainConfig(epochs=6, device="cuda", eval_batch_size=7)
+    made = [make_run(tmp_path / "0", world, "focal"), make_run(tmp_path / "1", elsewhere, "focal", 1, train=train)]
+    (comparison,) = gather([*made, make_run(tmp_path / "2", elsewhere, "focal", 2, epochs=7)])
+    assert [(setup.label, len(setup.finished)) for setup in comparison.setups] == [
+        ("Focal (train.epochs = 6)", 2),
+        ("Focal (train.epochs = 7)", 1),
+    ]
+
+
 def test_a_run_killed_before_its_first_file_is_listed_with_the_others(
     world: World, runs: list[RunFolder], tmp_path: Path
 ) -> None:
@@ -578,6 +619,14 @@ def test_only_k_in_common_are_compared(world: World, runs: list[RunFolder], tmp_
     nothing = make_run(tmp_path / "b", world, LossConfig(name="focal", k=2), train=TrainConfig(epochs=2, ks=(2,)))
     page = parsed(write_report([runs[0], nothing], tmp_path / "page.html").read_text())
     assert [head.text for head in page.all("thead")[0].all("th")] == ["loss", "training", "seconds", "best epoch"]
+
+
+def test_a_picture_that_somebody_else_put_there_is_left_alone(runs: list[RunFolder], tmp_path: Path) -> None:
+    run = RunFolder(shutil.copytree(runs[0].path, tmp_path / "run"))
+    for name in ("._3.png", "3 copy.png", "²3.png"):
+        (run.path / "pictures" / name).write_bytes(b"no picture of ours")
+    before, after = (write_report([each], tmp_path / "page.html").read_text() for each in (runs[0], run))
+    assert after.count("<img") == before.count("<img") > 0
 
 
 def test_the_most_accurate_are_shown_side_by_side(world: World, tmp_path: Path) -> None:

@@ -359,6 +359,36 @@ def test_a_run_that_fails_does_not_stop_the_others(place: Place) -> None:
     assert "there is no recipe 'no_such_recipe'" in message
 
 
+def test_a_run_that_lost_files_does_not_stop_the_others(place: Place) -> None:
+    results, _ = place.run(SMALL)
+    for name in ("final.json", "metrics.jsonl"):
+        (place.runs_root / results[0].run / name).unlink()
+    results_file(place.results, SMALL, "smoke").unlink()
+    others, failures = place.run(SMALL)
+    assert {each.run for each in others} == {each.run for each in results} - {results[0].run}
+    (message,) = failures
+    assert "metrics.jsonl is damaged: delete the folder" in message
+
+
+def test_a_file_that_fails_does_not_stop_the_others(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails_once(trainer: Trainer) -> None:
+        monkeypatch.undo()
+        raise FileNotFoundError("somebody deleted the folder")
+
+    monkeypatch.setattr(Trainer, "fit", fails_once)
+    results, failures = place.run(SMALL)
+    assert len({each.run for each in results}) == len(SMALL.cells) - 1
+    assert "somebody deleted the folder" in failures[0]
+
+
+def test_a_number_names_the_programs_of_all_processes_behind_it(place: Place) -> None:
+    results, _ = place.run(SMALL, only=["1/noised"])
+    run = RunFolder(place.runs_root / results[0].run)
+    run.note_environment({"commit": "c" * 40, "dirty": False})
+    again, _ = place.run(SMALL, only=["1/noised"])
+    assert [each.commit for each in again] == [f"{each.commit} {'c' * 10}" for each in results]
+
+
 def test_data_that_is_missing_is_said_once_with_what_to_do(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SHORTLIST_DATA", str(place.folder / "nothing"))
     results, failures = place.run(EXPERIMENTS["cifar100-top5"], scale="short", only=["0.4"])

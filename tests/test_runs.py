@@ -51,6 +51,20 @@ def test_a_run_that_got_nowhere_may_simply_begin_again(tmp_path: Path) -> None:
             pass
 
 
+def test_a_run_that_begins_again_was_begun_by_the_process_that_does(tmp_path: Path) -> None:
+    run = RunFolder(tmp_path)
+    for commit in ("killed at once", "trained it all"):
+        with run.claim(RunConfig(), resume=True):
+            run.note_environment({"commit": commit, "dirty": False})
+    assert run.read_json("environment.json") == {"commit": "trained it all", "dirty": False}
+
+
+def test_a_run_names_the_programs_of_all_processes_that_trained_it(run: RunFolder) -> None:
+    for commit, dirty in (("a" * 40, False), (None, None), ("b" * 40, True), ("a" * 40, False)):
+        run.note_environment({"commit": commit, "dirty": dirty})
+    assert run.commits() == ["a" * 10, "b" * 10 + "+changes"]
+
+
 def test_an_interrupted_run_must_be_resumed_on_purpose(tmp_path: Path) -> None:
     with RunFolder(tmp_path).claim(RunConfig(), resume=True):
         RunFolder(tmp_path).save_checkpoint({}, 1)
@@ -86,6 +100,17 @@ def test_a_folder_with_other_things_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ShortlistError, match="holds no run"), RunFolder(tmp_path).claim(RunConfig(), resume=True):
         pass
     assert [path.name for path in tmp_path.iterdir() if path.name != ".lock"] == ["thesis.tex"]
+
+
+@pytest.mark.parametrize("content", ['{"architectures": ["BertModel"]}', "[]", "not even JSON"])
+def test_a_configuration_of_another_program_is_no_run(tmp_path: Path, content: str) -> None:
+    (tmp_path / "config.json").write_text(content)
+    with (
+        pytest.raises(ShortlistError, match="is not empty and holds no run"),
+        RunFolder(tmp_path).claim(RunConfig(), resume=True),
+    ):
+        pass
+    assert (tmp_path / "config.json").read_text() == content
 
 
 def test_a_refused_folder_keeps_what_others_are_writing(tmp_path: Path) -> None:
@@ -155,6 +180,18 @@ def test_two_checkpoints_are_kept(run: RunFolder) -> None:
         run.save_checkpoint({"step": step}, step)
     assert len(list((run.path / "checkpoints").glob("*.pt"))) == 2
     assert run.load_checkpoint(no_warning) == {"step": 4}
+
+
+def test_damaged_checkpoints_of_later_steps_do_not_push_out_new_ones(run: RunFolder) -> None:
+    for step in (7, 8):
+        run.save_checkpoint({"step": step}, step)
+    for path in (run.path / "checkpoints").iterdir():
+        path.write_bytes(b"rubbish")
+    assert run.load_checkpoint(lambda message: None) is None
+    for step in (1, 2, 3):
+        run.save_checkpoint({"step": step}, step)
+        assert run.load_checkpoint(no_warning) == {"step": step}
+    assert len(list((run.path / "checkpoints").iterdir())) == 2
 
 
 class _Evil:

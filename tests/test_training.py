@@ -1,7 +1,9 @@
 """Training with real processes: killed, interrupted, spread over ranks, fed bad data."""
 
+import errno
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -15,11 +17,13 @@ import pytest
 import safetensors.torch
 import torch
 from torch import Tensor, nn
+from torch.utils.tensorboard import SummaryWriter
 
 from shortlist import ShortlistError, cli, training
 from shortlist.captured import undone
 from shortlist.config import DataConfig, LossConfig, ModelConfig, OptimConfig, RunConfig, TrainConfig, to_dict
 from shortlist.data import load_problem
+from shortlist.data.files import FileSplit
 from shortlist.evaluation import Evaluation, evaluate_run
 from shortlist.runs import RunFolder
 from shortlist.training import DivergedError, Interrupted, Trainer, train
@@ -366,6 +370,78 @@ def test_what_was_found_is_said_before_it_is_trained_on(tmp_path: Path, capfd: p
     said = capfd.readouterr().err.partition("epoch 1/2")[0]
     assert "2 classes, 30 training, 3 validation and 3 test images" in said
     assert "not used: 1: elm/IMG_1.HEIC" in said
+
+
+def test_images_whose_scores_are_all_alike_are_told_of(
+    data: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    arrays = dict(np.load(data))
+    arrays["test_x"][:5] = 0  # as an embedding that failed
+    np.savez(tmp_path / "failed.npz", **arrays)
+    run = train(small_config(tmp_path / "failed.npz"), folder=tmp_path / "run")
+    assert "5 of 240 images have the same score" not in capfd.readouterr().err, "the last layer has a bias"
+    weights = run.load_best()
+    weights["head.bias"].zero_()
+    run.save_best(weights)
+    (run.path / "final.json").unlink()
+    train(small_config(tmp_path / "failed.npz"), folder=run.path, resume=True)
+    assert "5 of 240 images have the same score for all of their 10 suggestions" in capfd.readouterr().err
+    assert evaluate_run(run)[0].undecided
+    assert not evaluate_run(run, split="val")[0].undecided
+
+
+def test_a_run_that_lost_its_best_epoch_says_so_before_it_trains(data: Path, tmp_path: Path) -> None:
+    run = train(small_config(data), folder=tmp_path, quiet=True)
+    (tmp_path / "final.json").unlink()
+    for content in ("", "{}\n", "5\n"):
+        (tmp_path / "metrics.jsonl").write_text(content)
+        with pytest.raises(ShortlistError, match=r"metrics\.jsonl is damaged: delete the folder"):
+            train(small_config(data), folder=tmp_path, resume=True, quiet=True)
+    assert not run.finished
+
+
+def test_events_that_cannot_be_written_are_named(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(writer: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(SummaryWriter, "flush", full)
+    with pytest.raises(ShortlistError, match=r"cannot write .*/tensorboard: No space left on device; make room"):
+        train(small_config(data), folder=tmp_path, quiet=True)
+
+
+def test_data_of_another_width_is_told_from_that_of_the_run(data: Path, undisturbed: Path, tmp_path: Path) -> None:
+    arrays = {name: array[:, :5] if array.ndim == 2 else array for name, array in np.load(data).items()}
+    np.savez(tmp_path / "narrow.npz", **arrays)
+    with pytest.raises(ShortlistError, match=r"do not fit inputs of 5: it was trained on others"):
+        evaluate_run(RunFolder(undisturbed), root=str(tmp_path / "narrow.npz"))
+
+
+def test_a_seed_that_has_finished_is_not_repeated_for_other_workers(
+    data: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    settings = ["embeddings", *config_arguments(small_config(data)), "--out", str(tmp_path), "--train.epochs", "2"]
+    cli.train([*settings, "--seeds", "0"])
+    shutil.copy(data, tmp_path / "moved.npz")
+    cli.train([*settings, "--seeds", "0", "1", "--resume", "--data.root", str(tmp_path / "moved.npz")])
+    assert f"{tmp_path}/s0 has finished before" in capfd.readouterr().err
+    assert RunFolder(tmp_path / "s1").finished
+
+
+def test_one_image_that_is_left_of_a_batch_is_left_out(tmp_path: Path) -> None:
+    """It has no batch statistics."""
+    put_classes(tmp_path / "photos", {"elm": 10, "owl": 10})
+    config = photos_config(tmp_path / "photos")
+    problem = load_problem(config.data)
+    assert isinstance(problem.train, FileSplit)
+    (tmp_path / "photos" / problem.train.files[3]).write_bytes(b"no picture")
+    config = replace(
+        config,
+        data=replace(config.data, on_bad_image="skip", image_size=16),
+        model=ModelConfig(name="resnet18", pretrained=False),
+        train=replace(config.train, batch_size=2),
+    )
+    run = train(config, folder=tmp_path / "run", quiet=True)
+    assert run.read_json("final.json")["skipped_images"] == 1
 
 
 def test_a_network_that_suggests_the_same_for_all_images_is_told_of_once(

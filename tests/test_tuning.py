@@ -409,6 +409,18 @@ def test_runs_on_other_data_are_not_compared(config: RunConfig) -> None:
         tune(mine, search=["loss.tau=0.1,0.5,1"])
 
 
+def test_a_study_does_not_go_on_with_other_images(config: RunConfig) -> None:
+    arrays = dict(np.load(config.data.root))
+    np.savez("mine.npz", **arrays)
+    mine = replace(config, data=replace(config.data, root="mine.npz"))
+    tune(mine, trials=1)
+    np.savez("mine.npz", **arrays | {"train_x": 2 * arrays["train_x"]})
+    with pytest.raises(ShortlistError, match="the trials of this study had other training images"):
+        tune(mine)
+    np.savez("mine.npz", **arrays)
+    assert [trial.state for trial in tune(mine).trials] == ["complete"] * 2
+
+
 def test_the_journals_lock_leads_to_the_journal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A process that was killed leaves it, and others follow it to see since when nothing was written."""
     monkeypatch.chdir(tmp_path)

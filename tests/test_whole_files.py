@@ -1,5 +1,7 @@
 """A file is there whole, with its name, or not at all."""
 
+import os
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -32,6 +34,25 @@ def test_a_failed_write_leaves_what_was_there(tmp_path: Path) -> None:
         fail_half_way()
     assert path.read_bytes() == b"old"
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_link_stays_one_and_leads_to_what_was_written(tmp_path: Path) -> None:
+    link = tmp_path / "link"
+    link.symlink_to(tmp_path / "elsewhere" / "file")
+    for content in (b"first", b"second"):
+        write_file(link, content)
+        assert link.is_symlink()
+        assert (tmp_path / "elsewhere" / "file").read_bytes() == content
+
+
+def test_a_pipe_stays_one_and_takes_what_is_written(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with ThreadPoolExecutor() as threads:
+        read = threads.submit(pipe.read_bytes)
+        write_file(pipe, b"something")
+        assert read.result(timeout=60) == b"something"
+    assert pipe.is_fifo()
 
 
 def test_others_may_read_the_file_as_the_umask_says(tmp_path: Path) -> None:

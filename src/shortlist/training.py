@@ -300,7 +300,7 @@ class Trainer:
             group["lr"] = learning_rate(config.optim, epoch, step, self.steps, config.train.epochs)
         _seed(fabric.device, mix_seed(config.seed, _NOISE, epoch, step))
         size, parts, images = config.train.batch_size, config.train.accumulate, 0
-        fewest = fewest_images(size, parts * fabric.world_size)
+        fewest = fewest_images(size, parts) if fabric.world_size == 1 else 1  # ranks share their batch statistics
         count = min(size, len(self.problem.train) - step * size)  # over all ranks
         with nullcontext() if count == size else self._uncompiled():
             for part in range(parts):
@@ -310,9 +310,9 @@ class Trainer:
                     return size
                 if len(target) < fewest and fabric.world_size == 1:  # the others could not be read
                     continue
-                if len(target) < fewest:  # the other ranks would wait for this one's gradient for ever
+                if len(target) == 0:  # the other ranks would wait for this one's gradient for ever
                     skipped = self.problem.train.skipped[-1]
-                    raise ShortlistError(f"hardly an image of a rank's part could be read: {skipped}, ...")
+                    raise ShortlistError(f"no image of a rank's part could be read: {skipped}, ...")
                 with fabric.no_backward_sync(self.model, enabled=part < parts - 1):
                     # Ranks and parts may differ in size by an image; DDP takes the plain mean over ranks.
                     self._add_gradient(inputs, target, share=len(target) * fabric.world_size / count)

@@ -44,6 +44,11 @@ def save(path: Path, arrays: Arrays, classes: list[str] | None = None) -> Path:
     return path
 
 
+def test_what_else_is_in_the_file_is_nothing_to_us(tmp_path: Path) -> None:
+    further: Arrays = {"paths": np.array(["a.png", "b.png"]), "meta": np.array([{"any": "thing"}])}
+    assert len(load(save(tmp_path / "a.npz", complete() | further)).train) == 30
+
+
 @pytest.mark.parametrize("suffix", [".npz", ".safetensors"])
 def test_all_that_is_given_is_used(tmp_path: Path, suffix: str) -> None:
     arrays = complete()

@@ -59,6 +59,17 @@ def test_given_splits_are_used_as_they_are(tmp_path: Path) -> None:
     assert list(problem.facts) == ["train_digest", "test_digest"], "nothing is held out"
 
 
+def test_images_beside_the_splits_are_not_left_out_in_silence(tmp_path: Path) -> None:
+    put_classes(tmp_path / "train", {"a": 10, "b": 10})
+    put_classes(tmp_path / "tests", {"a": 3, "b": 3})
+    put_image(tmp_path / "extra" / "deep" / "down" / "1.png")
+    put_image(tmp_path / "loose.png")
+    put_image(tmp_path / ".thumbnails" / "1.png")
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "notes" / "read.txt").touch()
+    assert load(tmp_path).facts["ignored_files"] == "3: extra/, tests/, loose.png"
+
+
 @pytest.mark.parametrize(("given", "missing"), [("val", "test"), ("test", "val")])
 def test_a_missing_split_is_taken_from_training(tmp_path: Path, given: str, missing: str) -> None:
     put_classes(tmp_path / "train", {"a": 10, "b": 20})

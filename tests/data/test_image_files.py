@@ -76,6 +76,21 @@ def test_a_rotated_photograph_stands_upright(tmp_path: Path, orientation: int) -
     np.testing.assert_array_equal(np.asarray(read_image(path, 1)), upright)
 
 
+@pytest.mark.parametrize("mode", ["L", "RGB", "RGBA", "CMYK", "I;16"])
+@pytest.mark.parametrize("orientation", [1, 3, 5, 6, 7, 8])
+def test_a_scan_is_upright_whether_its_file_is_packed_or_not(tmp_path: Path, mode: str, orientation: int) -> None:
+    noise = Image.effect_noise((16, 8), 50)
+    image = noise.convert("I;16") if mode == "I;16" else noise.convert("RGB").convert(mode)
+    exif = Image.Exif()
+    exif[ExifTags.Base.Orientation] = orientation
+    plain, packed = (
+        np.asarray(read_image(saved(tmp_path / f"{how}.tif", image, exif=exif, compression=how), 3))
+        for how in (None, "tiff_lzw")
+    )
+    assert plain.shape == ((16, 8, 3) if orientation > 4 else (8, 16, 3))
+    np.testing.assert_array_equal(plain, packed)
+
+
 def test_an_odd_note_in_a_photograph_keeps_nobody_from_seeing_it(tmp_path: Path) -> None:
     turned = struct.pack("<HHIHH", ExifTags.Base.Orientation, 3, 1, 6, 0)
     odd = struct.pack("<HHI4s", ExifTags.Base.ResolutionUnit, 2, 4, b"xyz")  # text in place of a number
