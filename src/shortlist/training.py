@@ -300,7 +300,7 @@ class Trainer:
             group["lr"] = learning_rate(config.optim, epoch, step, self.steps, config.train.epochs)
         _seed(fabric.device, mix_seed(config.seed, _NOISE, epoch, step))
         size, parts, images = config.train.batch_size, config.train.accumulate, 0
-        fewest = fewest_images(size, parts) if fabric.world_size == 1 else 1  # ranks share their batch statistics
+        fewest = fewest_images(size, parts * fabric.world_size)
         count = min(size, len(self.problem.train) - step * size)  # over all ranks
         with nullcontext() if count == size else self._uncompiled():
             for part in range(parts):
