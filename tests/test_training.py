@@ -183,16 +183,16 @@ def two_ranks(config: RunConfig, out: Path, *options: str) -> None:
 
 
 def test_two_ranks_stop_together_and_resume_with_the_same_numbers(data: Path, tmp_path: Path) -> None:
-    config = small_config(data, train=TrainConfig(epochs=15, batch_size=8, ks=(1, 3), device="cpu"))
+    config = small_config(data, train=TrainConfig(epochs=8, batch_size=8, ks=(1, 3), device="cpu"))
     process = start_two_ranks(config, tmp_path / "stopped")
     assert process.stderr is not None
-    while "epoch 1/15" not in process.stderr.readline():
+    while "epoch 1/8" not in process.stderr.readline():
         assert process.poll() is None
     process.terminate()
     process.communicate(timeout=120)
     state = RunFolder(tmp_path / "stopped").load_checkpoint(pytest.fail)
     assert state is not None
-    assert 1 <= state["position"]["epoch"] < 15
+    assert 1 <= state["position"]["epoch"] < 8
     two_ranks(config, tmp_path / "stopped", "--resume")
     two_ranks(config, tmp_path / "undisturbed")
     stopped, undisturbed = outcome(tmp_path / "stopped"), outcome(tmp_path / "undisturbed")
