@@ -209,12 +209,12 @@ def test_a_run_has_the_losses_that_it_has_step_by_step(data: Path, tmp_path: Pat
 def test_stopped_within_an_epoch_it_ends_as_if_undisturbed(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from shortlist import training
+    from shortlist import stopping, training
 
     config = config_for(data)
     want = train_losses(config, tmp_path / "undisturbed")
     with monkeypatch.context() as patch:
-        patch.setattr(training._StopRequests, "requested", lambda self, fabric, step, *, last: step == 7)
+        patch.setattr(stopping.StopRequests, "requested", lambda self, fabric, step, *, last: step == 7)
         with pytest.raises(training.Interrupted):
             train_losses(config, tmp_path / "stopped")
     assert train_losses(config, tmp_path / "stopped", resume=True) == pytest.approx(want, rel=1e-4)

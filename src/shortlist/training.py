@@ -8,11 +8,9 @@ to the last bit, on a GPU as far as its kernels, which cuDNN may choose anew, re
 import logging
 import math
 import os
-import signal
-import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -41,11 +39,12 @@ from shortlist.progress import TrainingProgress
 from shortlist.recorded_data import refuse_other_data, refuse_other_training_images
 from shortlist.runs import RunFolder, default_folder, environment, file_digest
 from shortlist.schedule import learning_rate
+from shortlist.stopping import StopRequests, stop_requests
 from shortlist.whole_files import explained, write_file
 
 # What the seeds are for, so that no two uses share one.
 _INIT, _ORDER, _AUGMENT, _NOISE = range(4)
-# Steps between looks at the loss (a wait for the GPU) and at a stop that other ranks may have been asked for.
+# Steps between looks at the loss: each makes a GPU wait.
 _LOOK_EVERY = 50
 _EVENTS = "tensorboard"
 
@@ -200,7 +199,7 @@ class Trainer:
         """Train to the last epoch, from the first or from where the folder's checkpoint was left."""
         self._begin_or_resume()
         try:
-            with self.progress, _stop_requests() as stop:
+            with self.progress, stop_requests() as stop:
                 while self.at.epoch < self.config.train.epochs:
                     stopped = self._train_epoch(stop)
                     self._end_epoch()
@@ -263,7 +262,7 @@ class Trainer:
             self.fabric.world_size,
         )
 
-    def _train_epoch(self, stop: "_StopRequests") -> bool:
+    def _train_epoch(self, stop: StopRequests) -> bool:
         """Train to the end of the epoch, or raise ``Interrupted``; whether a stop was asked for at the very end."""
         config, epoch = self.config, self.at.epoch
         todo = self._plan(epoch)[self.at.step :]
@@ -500,41 +499,6 @@ def _found(problem: Problem) -> str:
     found = f"{len(problem.classes):,} classes, {train} training, {val} validation and {test} test images"
     ignored = problem.facts.get("ignored_files")
     return f"{found}; not used: {ignored}" if ignored else found
-
-
-class _StopRequests:
-    """SIGINT and SIGTERM end training after the step at hand; a second one ends it at once."""
-
-    def __init__(self) -> None:
-        self.asked = False
-
-    def ask(self, number: int, frame: object) -> None:
-        if self.asked:
-            raise KeyboardInterrupt
-        self.asked = True
-
-    def requested(self, fabric: lightning_fabric.Fabric, step: int, *, last: bool) -> bool:
-        """Whether to stop after this step: on several ranks, agreed among them now and then, and at the last."""
-        if fabric.world_size == 1:
-            return self.asked
-        if step % _LOOK_EVERY and not last:
-            return False
-        asked = torch.tensor(self.asked, dtype=torch.int32, device=fabric.device)
-        dist.all_reduce(asked)
-        return bool(asked.item())
-
-
-@contextmanager
-def _stop_requests() -> Iterator[_StopRequests]:
-    stop = _StopRequests()
-    # Signals are the main thread's alone.
-    numbers = (signal.SIGINT, signal.SIGTERM) if threading.current_thread() is threading.main_thread() else ()
-    before = {number: signal.signal(number, stop.ask) for number in numbers}
-    try:
-        yield stop
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def _seed(device: torch.device, seed: int) -> None:
