@@ -206,11 +206,24 @@ def check_ranks_draw_noise_and_weights_of_their_own(ranks: Ranks) -> None:
     size = 3 * ranks.count
     torch.manual_seed(0)
     head = sl.ClassParallelNoisedTopKHead(D, size, sl.NoisedTopKHinge(1, epsilon=1.0, n_samples=4))
-    generators = [partial(head._generator_of_rank, g) for g in (None, torch.Generator().manual_seed(1))]
+    generators = [partial(head._generator_for, ranks.rank, g) for g in (None, torch.Generator().manual_seed(1))]
     values = [head._standings(torch.zeros(2, D), None, make()).values_RBK for make in generators]
     for mine in (*values, head.weight.detach()):
         everyones = ranks.of_all(mine)
         assert all((a != b).all() for i, a in enumerate(everyones) for b in everyones[:i])
+
+
+def check_groups_share_their_first_weights_and_no_noise(ranks: Ranks) -> None:
+    """As copies of a head that work on different rows."""
+    groups: list[Any] = [dist.new_group([rank]) for rank in range(ranks.count)]
+    torch.manual_seed(0)
+    loss = sl.NoisedTopKHinge(1, epsilon=1.0, n_samples=4, reduction="none")
+    head = sl.ClassParallelNoisedTopKHead(D, 9, loss, process_group=groups[ranks.rank])
+    weights = ranks.of_all(head.weight.detach())
+    losses = ranks.of_all(head(torch.zeros(5, D), torch.zeros(5, dtype=torch.int64)).detach())
+    for number, (weight, value) in enumerate(zip(weights, losses, strict=True)):
+        assert torch.equal(weight, weights[0])
+        assert all((value != other).all() for other in losses[:number])
 
 
 def check_a_bad_score_spoils_its_row_and_no_other(ranks: Ranks) -> None:

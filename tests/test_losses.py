@@ -320,6 +320,18 @@ def test_hinges_bound_the_error() -> None:
     assert (convex >= plain - 1e-12).all()
 
 
+@pytest.mark.parametrize("labels", [True, False], ids=["labels", "probabilities"])
+def test_noise_decides_between_large_scores_as_between_small_ones(labels: bool) -> None:
+    target = torch.tensor([5]) if labels else torch.eye(6)[5:]
+    noise = draw_scores(1, 6, 500, dtype=torch.float32)
+    grads = []
+    for offset in (0.0, 2.0**14):
+        scores = torch.full((1, 6), offset).requires_grad_()
+        F.noised_topk_hinge(scores, target, 2, epsilon=1e-3, noise=noise).backward()
+        grads.append(scores.grad)
+    torch.testing.assert_close(grads[1], grads[0])
+
+
 def test_a_tie_with_the_kth_score_is_no_error() -> None:
     scores = torch.tensor([[1.0, 1.0, 1.0, 0.0]])
     assert F.topk_error(scores, torch.tensor([2]), 1) == 0

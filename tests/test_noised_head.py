@@ -300,21 +300,22 @@ def test_half_types_stay_as_close_to_the_truth_as_layer_and_loss(kind: dict[str,
 
 @every_half_type
 @pytest.mark.parametrize("cosine", [False, True], ids=["linear", "cosine"])
-def test_the_weight_gradient_of_half_types_is_rounded_once(dtype: torch.dtype, cosine: bool) -> None:
+@pytest.mark.parametrize("sparse_grad", [False, True], ids=["dense", "sparse"])
+def test_gradients_of_half_types_are_rounded_once(dtype: torch.dtype, cosine: bool, sparse_grad: bool) -> None:
     # Thousands of terms of one sign in each row: added one by one in a half type they would stop growing.
     rows = 6000
     features = normal(rows, D, dtype=dtype).abs()
     weight, classes = normal(3, D, seed=1, dtype=dtype), torch.arange(2 * rows).view(rows, 2) % 2
     grads = []
     for kind in (dtype, torch.float64):
-        leaf = weight.detach().to(kind).clone().requires_grad_()
-        scores = chosen_scores(features.to(kind), leaf, None, classes, cosine=cosine)
-        scores.backward(torch.full_like(scores, 0.01))
-        assert leaf.grad is not None
-        grads.append(leaf.grad.double())
-    assert grads[0][2].eq(0).all()
-    scale = grads[1].abs().max().item()
-    torch.testing.assert_close(*grads, rtol=torch.finfo(dtype).eps, atol=torch.finfo(dtype).eps * scale)
+        leaves = [each.detach().to(kind).clone().requires_grad_() for each in (weight, weight[:, 0])]
+        scores = chosen_scores(features.to(kind), leaves[0], leaves[1], classes, cosine=cosine, sparse_grad=sparse_grad)
+        found = torch.autograd.grad(scores, leaves, torch.full_like(scores, 0.01))
+        grads.append([each.to_dense().double() if sparse_grad else each.double() for each in found])
+    for got, want in zip(*grads, strict=True):
+        assert got[2].eq(0).all()
+        scale = want.abs().max().item()
+        torch.testing.assert_close(got, want, rtol=torch.finfo(dtype).eps, atol=torch.finfo(dtype).eps * scale)
 
 
 @every_kind
@@ -363,24 +364,58 @@ def test_the_state_is_that_of_the_plain_layer(kind: dict[str, Any]) -> None:
     assert set(loss.state_dict()) == {"weight", "class_counts"}, "the caller's loss is left as it was"
 
 
-def test_the_loss_moves_with_the_head() -> None:
+def test_a_head_shows_its_settings_and_those_of_its_loss() -> None:
     head, _ = head_and_layer(loss_of(True, weight=torch.ones(L)))
-    assert head.to("meta").loss.get_buffer("class_counts").is_meta
     assert "k=2" in repr(head)
     assert "num_classes=7" in repr(head)
 
 
-@pytest.mark.parametrize("fill", ["load_state_dict", "reset_parameters"])
-def test_a_head_that_gets_its_memory_later_has_its_loss_all_the_same(fill: str) -> None:
-    loss = loss_of(True, weight=torch.rand(L))
-    head = sl.NoisedTopKHead(D, L, loss, device="meta").to_empty(device="cpu")
-    if fill == "load_state_dict":
-        head.load_state_dict(sl.NoisedTopKHead(D, L, loss).state_dict())
+def test_the_loss_of_a_head_is_left_as_it_is_by_changes_of_dtype_and_loading() -> None:
+    head, _ = head_and_layer(loss_of(True, weight=torch.ones(L)))
+    head.loss.weight = torch.linspace(1, 9, L)  # as for re-weighting in the middle of training
+    head.half().load_state_dict(head.state_dict())
+    assert torch.equal(head.loss.weight, torch.linspace(1, 9, L))
+    head.loss.weight = None
+    head.load_state_dict(head.state_dict())
+    assert head.loss.weight is None
+
+
+def build_on_meta(loss: Any) -> sl.NoisedTopKHead:
+    return sl.NoisedTopKHead(D, L, loss, device="meta")
+
+
+def build_within_meta(loss: Any) -> sl.NoisedTopKHead:
+    with torch.device("meta"):
+        counts, settings = loss.class_counts.tolist(), {"weight": loss.weight, "epsilon": loss.epsilon}
+        own = sl.ImbalancedNoisedTopKHinge(counts, loss.k, n_samples=loss.n_samples, **settings)
+        return sl.NoisedTopKHead(D, L, own)
+
+
+@pytest.mark.parametrize("build", [build_on_meta, build_within_meta, partial(sl.NoisedTopKHead, D, L)])
+@pytest.mark.parametrize("fill", ["load_state_dict", "assign", "reset_parameters"])
+def test_a_head_that_gets_its_memory_later_has_its_loss_all_the_same(
+    build: Callable[[Any], sl.NoisedTopKHead], fill: str
+) -> None:
+    loss = sl.ImbalancedNoisedTopKHinge(torch.arange(1, L + 1), 2, epsilon=0.3, n_samples=B, weight=torch.rand(L))
+    head = build(loss)
+    state = sl.NoisedTopKHead(D, L, loss).state_dict()
+    if fill == "assign":
+        head.load_state_dict(state, assign=True)
+    elif fill == "load_state_dict":
+        head.to_empty(device="cpu").load_state_dict(state)
     else:
-        head.reset_parameters()
+        head.to_empty(device="cpu").reset_parameters()
     features, noise = normal(N, D).float(), normal(N, L, B).float()
     want = loss(head.scores(features), TARGET, noise=noise)
     torch.testing.assert_close(head(features, TARGET, noise=noise), want)
+
+
+def test_a_head_takes_its_loss_to_where_it_is() -> None:
+    there = sl.NoisedTopKHead(D, L, loss_of(True, weight=torch.ones(L)), device="meta")
+    assert there.loss.weight is not None
+    assert not there.loss.weight.is_meta, "there it would have no values"
+    with pytest.raises(sl.ShortlistError, match="weight of the loss must have values"):
+        sl.NoisedTopKHead(D, L, loss_of(False, weight=torch.ones(L, device="meta")))
 
 
 GOOD = {"features": torch.zeros(N, D), "target": TARGET}

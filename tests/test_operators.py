@@ -223,6 +223,25 @@ def test_noise_moves_the_value_by_at_most_its_largest_entry(operator: Operator, 
 
 
 @both_operators
+def test_noise_decides_between_large_scores_as_between_small_ones(operator: Operator) -> None:
+    x = torch.tensor([[0.0, 0.0, 0.0, 0.0, 0.0, 1.0, -math.inf], [0.0, 1 / 64, 2 / 64, 3 / 64, 1 / 64, 0.0, -9.0]])
+    noise = normal(2, 7, 500).float()
+    _, grad = value_and_grad(lambda x: operator(x, 3, epsilon=1e-3, noise=noise), x)
+    for offset in (2.0**14, -(2.0**14)):
+        _, far_off = value_and_grad(lambda x: operator(x, 3, epsilon=1e-3, noise=noise), x + offset)
+        assert_close(far_off, grad, rtol=0, atol=0)
+    assert len(set(grad[0, :5].tolist())) > 1, "the noise decided"
+
+
+@both_operators
+def test_a_place_that_only_ruled_out_classes_are_left_for_costs_no_other_its_own(operator: Operator) -> None:
+    x, noise = torch.tensor([1.0, -math.inf, -math.inf, 2.0]), normal(4, 50).float()
+    value, grad = value_and_grad(lambda x: operator(x, 3, epsilon=0.5, noise=noise), x)
+    assert value == -math.inf
+    assert grad[[0, 3]].tolist() == pytest.approx([1.0, 1.0] if operator is smooth_topk_sum else [0.0, 0.0])
+
+
+@both_operators
 @every_case
 def test_small_epsilon_has_the_gradient_of_the_hard_operator(operator: Operator, case: Case) -> None:
     x, noise, k = drawn(case)

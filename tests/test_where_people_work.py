@@ -98,6 +98,17 @@ def test_an_exported_loss_serves_every_batch_size(loss: LossCase, target: Tensor
     torch.testing.assert_close(exported(scores, target, **noise), module(scores, target, **noise))
 
 
+@pytest.mark.usefixtures("fresh_compiler")
+@pytest.mark.parametrize("batch", [torch.export.Dim("batch"), torch.export.Dim.DYNAMIC], ids=["named", "dynamic"])
+def test_an_exported_loss_of_many_classes_has_no_largest_batch(batch: Any) -> None:
+    module = sl.NoisedTopKHinge(3, epsilon=1e-6)
+    scores, target = normal(4, 1000), torch.arange(4)
+    shapes = ({0: batch}, {0: batch})
+    exported = torch.export.export(module, (scores, target), dynamic_shapes=shapes).module()
+    scores, target = normal(200, 1000, seed=5), torch.arange(200)
+    torch.testing.assert_close(exported(scores, target), module(scores, target), rtol=1e-4, atol=1e-4)
+
+
 @every_loss
 @labels_and_probabilities
 def test_fake_tensors_have_a_loss_of_the_same_kind(loss: LossCase, target: Tensor) -> None:
@@ -307,11 +318,15 @@ def test_weights_travel_in_the_state_dict(loss: LossCase) -> None:
 
 @every_module_with_counts
 def test_class_counts_travel_in_the_state_dict(module: Callable[..., nn.Module]) -> None:
-    saved, loaded = module([1, 2, 3], weight=torch.ones(3)), module([7, 8, 9], weight=torch.zeros(3))
-    assert set(saved.state_dict()) == {"class_counts", "weight"}
-    loaded.load_state_dict(saved.state_dict(), strict=True)
-    assert torch.equal(loaded.get_buffer("class_counts"), torch.tensor([1, 2, 3]))
-    assert torch.equal(loaded.get_buffer("weight"), torch.ones(3))
+    for counts in ([1, 2, 3], [1.5, 2.25, 3.0]):
+        saved, loaded = module(counts, weight=torch.ones(3)), module([7, 8, 9], weight=torch.zeros(3))
+        assert set(saved.state_dict()) == {"class_counts", "weight"}
+        loaded.load_state_dict(saved.state_dict(), strict=True)
+        assert torch.equal(loaded.get_buffer("class_counts"), torch.tensor(counts))
+        assert torch.equal(loaded.get_buffer("weight"), torch.ones(3))
+        scores, target = normal(5, 3), torch.tensor([0, 1, 2, 2, 1])
+        noise = {"noise": normal(5, 3, 4)} if isinstance(saved, sl.ImbalancedNoisedTopKHinge) else {}
+        assert torch.equal(loaded(scores, target, **noise), saved(scores, target, **noise))
 
 
 @every_module_with_counts

@@ -97,7 +97,9 @@ def checked_class_counts(
     class_counts: ClassCounts, num_classes: int | None = None, *, allow_zero: bool = False
 ) -> Tensor:
     """Training images of each class as a tensor; every one positive (or zero, where a class may be unseen)."""
-    counts = torch.as_tensor(class_counts)
+    counts = class_counts if isinstance(class_counts, Tensor) else torch.as_tensor(class_counts)
+    if counts is not class_counts and counts.is_meta:  # made within torch.device("meta"), where values would be lost
+        counts = torch.as_tensor(class_counts, device="cpu")
     check_per_class("class_counts", counts, num_classes)
     if counts.dtype == torch.bool or counts.is_complex():
         raise ShortlistError(f"class_counts must be numbers, got {counts.dtype}")

@@ -95,7 +95,10 @@ class _ChosenScores(torch.autograd.Function):
         if ctx.needs_input_grad[2]:
             grad_M, classes_M = scale * grad_RP.flatten(), classes_RP.flatten()
             if ctx.sparse_grad:
-                grad_bias = _sparse(classes_M, grad_M.to(ctx.bias_dtype), weight_LD.shape[:1])
+                grad_M = _summed_before_rounding(
+                    grad_M, _meeting(classes_M, len(weight_LD), ctx.bias_dtype), ctx.bias_dtype
+                )
+                grad_bias = _sparse(classes_M, grad_M, weight_LD.shape[:1])
             else:
                 grad_bias = grad_M.new_zeros(len(weight_LD)).index_add_(0, classes_M, grad_M).to(ctx.bias_dtype)
         return grad_features, grad_weight, grad_bias, None, None, None, None
@@ -143,25 +146,21 @@ class _WeightGradient:
         """Shaped like the weight; every row is summed in working precision and rounded once."""
         grad_LD = torch.zeros_like(self.weight_LD)
         classes_M = self.classes_RP.flatten()
-        # In a half type each of many additions would round. There the choices of a class first meet at one of them and
-        # are summed in float32; the others then add an exact zero. This needs no sort, and not the number of distinct
-        # classes, for which the host would have to wait.
-        narrow = working_dtype(grad_LD.dtype) != grad_LD.dtype
-        meeting_M = _one_choice_of_its_class(classes_M, len(grad_LD)) if narrow else None
+        meeting_M = _meeting(classes_M, len(grad_LD), grad_LD.dtype)
         # By columns: a block of features holds all choices, so that each class is complete in it.
         step = max(1, _GATHERED_AT_ONCE // max(1, len(classes_M)))
         for start in range(0, grad_LD.shape[1], step):
             columns = slice(start, start + step)
-            share_MF = self._shares(columns)
-            if meeting_M is not None:
-                share_MF = torch.zeros_like(share_MF).index_add_(0, meeting_M, share_MF).to(grad_LD.dtype)
+            share_MF = _summed_before_rounding(self._shares(columns), meeting_M, grad_LD.dtype)
             grad_LD[:, columns].index_add_(0, classes_M, share_MF)
         return grad_LD
 
     def sparse(self) -> Tensor:
         """As ``nn.Embedding(sparse=True)``: one entry a choice, not yet summed over equal classes."""
-        share_MD = self._shares(slice(None)).to(self.weight_LD.dtype)
-        return _sparse(self.classes_RP.flatten(), share_MD, self.weight_LD.shape)
+        dtype, classes_M = self.weight_LD.dtype, self.classes_RP.flatten()
+        meeting_M = _meeting(classes_M, len(self.weight_LD), dtype)
+        share_MD = _summed_before_rounding(self._shares(slice(None)), meeting_M, dtype)
+        return _sparse(classes_M, share_MD, self.weight_LD.shape)
 
     def _shares(self, columns: slice) -> Tensor:
         share_RPF = self.along_RP.unsqueeze(-1) * working(self.features_RD[:, columns]).unsqueeze(1)
@@ -171,12 +170,25 @@ class _WeightGradient:
         return share_RPF.flatten(0, 1)
 
 
-def _one_choice_of_its_class(classes_M: Tensor, num_classes: int) -> Tensor:
-    """For every choice the number of one choice of the same class, and the same one for all of them."""
+def _meeting(classes_M: Tensor, num_classes: int, dtype: torch.dtype) -> Tensor | None:
+    """For every choice the number of one choice of the same class, and the same one for all of them.
+
+    None where sums of this dtype need no such meeting: in a half type each of many additions would round. This needs no
+    sort, and not the number of distinct classes, for which the host would have to wait.
+    """
+    if working_dtype(dtype) == dtype:
+        return None
     choice_M = torch.arange(len(classes_M), device=classes_M.device)
     # Whichever choice of a class is written last stays. Classes that nobody chose are never read.
     choice_L = torch.empty(num_classes, dtype=choice_M.dtype, device=classes_M.device).scatter_(0, classes_M, choice_M)
     return choice_L[classes_M]
+
+
+def _summed_before_rounding(share_M: Tensor, meeting_M: Tensor | None, dtype: torch.dtype) -> Tensor:
+    """The sum over the choices of each class where they meet, and an exact zero elsewhere."""
+    if meeting_M is not None:
+        share_M = torch.zeros_like(share_M).index_add_(0, meeting_M, share_M)
+    return share_M.to(dtype)
 
 
 def _sparse(classes_M: Tensor, values: Tensor, shape: torch.Size) -> Tensor:

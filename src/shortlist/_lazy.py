@@ -108,8 +108,9 @@ class Candidates:
 
 def can_do(x_RL: Tensor, k: int, n_samples: int) -> bool:
     """Whether this is the way to draw: there is noise to leave out, and the scores can be read, whatever they are."""
-    worth_it = x_RL.numel() * n_samples >= _FEWEST_CELLS and x_RL.shape[-1] >= _FEWEST_CLASSES_A_PLACE * k
-    return worth_it and can_read(x_RL)
+    if not can_read(x_RL):  # asked first: in a graph that is made for any batch, a size compared is a limit
+        return False
+    return x_RL.numel() * n_samples >= _FEWEST_CELLS and x_RL.shape[-1] >= _FEWEST_CLASSES_A_PLACE * k
 
 
 def largest_perturbed(

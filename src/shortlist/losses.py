@@ -46,6 +46,7 @@ class _Loss(nn.Module):
     """Settings that every loss takes, as ``nn.CrossEntropyLoss`` does."""
 
     weight: Tensor | None
+    class_counts: Tensor
     _shown: tuple[str, ...] = ()
 
     def __init__(
@@ -72,6 +73,13 @@ class _Loss(nn.Module):
             check_per_class("weight", self.weight, len(counts))
         self.register_buffer("class_counts", counts)
         return len(counts)
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *arguments: Any) -> None:
+        saved = state_dict.get(f"{prefix}class_counts")
+        if saved is not None and saved.is_floating_point() and "class_counts" in self._buffers:
+            # Copied into whole numbers they would lose what is behind the point.
+            self.class_counts = self.class_counts.to(saved.dtype)
+        super()._load_from_state_dict(state_dict, prefix, *arguments)
 
     def extra_repr(self) -> str:
         shown = {name: getattr(self, name) for name in (*self._shown, "reduction")}
@@ -335,7 +343,7 @@ class ImbalancedNoisedTopKHinge(_NoisedLoss):
         check_not_negative("max_margin", max_margin)
         check_positive("scale", scale)
         num_classes = self._hold_class_counts(class_counts)
-        self._keep_relative_margins()
+        self.register_buffer("relative_margins", self._relative_margins(), persistent=False)
         check_k(k, num_classes - 1, num_classes)
         self.max_margin = max_margin
         self.scale = scale
@@ -366,10 +374,10 @@ class ImbalancedNoisedTopKHinge(_NoisedLoss):
         margin_R = self.max_margin * self.relative_margins[index_R].to(lead_R.dtype)
         return self.scale * (margin_R + lead_R).relu()
 
-    def _keep_relative_margins(self) -> None:
-        # Those of the rarest class are 1. A GPU would need nine launches for them at every step.
-        self.register_buffer("relative_margins", class_margins(self.class_counts, 1.0), persistent=False)
+    def _relative_margins(self) -> Tensor:
+        """Those of the rarest class are 1. Kept, as a GPU would need nine launches for them at every step."""
+        return class_margins(self.class_counts, 1.0)
 
     def _load_from_state_dict(self, *arguments: Any) -> None:
         super()._load_from_state_dict(*arguments)
-        self._keep_relative_margins()
+        self.relative_margins = self._relative_margins()

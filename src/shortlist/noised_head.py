@@ -6,7 +6,7 @@ Shape suffixes: R rows, D features, L classes, C classes of a chunk, B draws, P 
 import copy
 import math
 from abc import ABC, abstractmethod
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -52,8 +52,6 @@ class NoisedHead(nn.Module, ABC):
         check_at_least_one("in_features", in_features)
         check_at_least_one("num_classes", num_classes)
         self.loss = _settings_alone(loss, num_classes)
-        # The loss is no part of the state: in a head that is given memory later (``to_empty``) it would stay empty.
-        self._per_class = {name: values.clone() for name, values in self.loss.named_buffers()}
         self.in_features = in_features
         self.num_classes = num_classes
         self.own_classes = own_classes
@@ -62,11 +60,11 @@ class NoisedHead(nn.Module, ABC):
         self.weight = nn.Parameter(torch.empty(len(own_classes), in_features, device=device, dtype=dtype))
         bias_L = nn.Parameter(torch.empty(len(own_classes), device=device, dtype=dtype))
         self.register_parameter("bias", bias_L if bias and not cosine else None)
+        self._bring_loss()
         self.reset_parameters()
 
     def reset_parameters(self, generator: torch.Generator | None = None) -> None:
         """Draw them as ``CosineLinear`` and ``nn.Linear`` do."""
-        self._fill_loss()
         bound = 1 / math.sqrt(self.in_features)
         with torch.no_grad():
             if self.cosine:
@@ -101,11 +99,19 @@ class NoisedHead(nn.Module, ABC):
 
     def _load_from_state_dict(self, *arguments: Any) -> None:
         super()._load_from_state_dict(*arguments)
-        self._fill_loss()
+        self._bring_loss()
 
-    def _fill_loss(self) -> None:
-        for name, values in self._per_class.items():
-            self.loss.get_buffer(name).copy_(values)
+    def _apply(self, *arguments: Any, **options: Any) -> Self:
+        super()._apply(*arguments, **options)  # type: ignore[no-untyped-call]
+        self._bring_loss()
+        return self
+
+    def _bring_loss(self) -> None:
+        """Have its values for each class where the weight is, if that is anywhere yet."""
+        if not self.weight.is_meta:
+            for name, values in self.loss.__dict__.items():
+                if isinstance(values, Tensor):
+                    self.loss.__dict__[name] = values.to(self.weight.device)
 
     @abstractmethod
     def scores(self, features: Tensor) -> Tensor:
@@ -205,14 +211,15 @@ class NoisedTopKHead(NoisedHead):
         in_features: Size D of the features.
         num_classes: Number L of classes.
         loss: A ``NoisedTopKHinge`` or ``ImbalancedNoisedTopKHinge``; all its settings are honoured. ``n_samples``
-            must be finite. With ``eval_n_samples=math.inf`` evaluation takes the expectation, and stores the scores
-            of its batch to do so.
+            must be finite. With ``eval_n_samples=math.inf`` evaluation takes the expectation, and to do so holds
+            some hundred numbers for each score of its batch.
         cosine: Score by cosines, as ``CosineLinear`` does, without a bias.
         bias: Whether the linear layer has one.
         sparse_grad: Leave sparse gradients, as ``nn.Embedding(sparse=True)`` does, for ``torch.optim.SparseAdam`` or
             plain ``SGD``: backward and the step then cost no time in L, and no gradient is as large as the weight
             (``SparseAdam`` keeps its averages for all classes). A class counts as touched where it is a label or was
-            found by a draw, even if its gradient is zero.
+            found by a draw, even if its gradient is zero. ``DistributedDataParallel`` takes sparse gradients from
+            ``nn.Embedding`` alone: keep them dense there.
 
     On a GPU, chunks of thousands of classes are searched by kernels that draw hardly any of the noise. Chunks are that
     long up to about 8,000 rows at K = 5, 2,000 at K = 100; larger batches are slower, and better split.
@@ -285,7 +292,11 @@ def rival_and_own(perturbed_RB: Tensor, chosen_RP: Tensor) -> tuple[Tensor, Tens
 
 
 def _settings_alone(loss: NoisedLoss, num_classes: int) -> NoisedLoss:
-    """A copy of the loss, checked against the number of classes, that adds nothing to a state dict."""
+    """A copy of the loss, checked against the number of classes, that adds nothing to a state dict.
+
+    Its values for each class are no buffers any more: as they are in no state dict, nobody could give them back to a
+    head that is made without memory, or emptied, and filled later.
+    """
     if not isinstance(loss, NoisedLoss):
         raise ShortlistError(
             f"loss must be a NoisedTopKHinge or an ImbalancedNoisedTopKHinge, got {type(loss).__name__}"
@@ -297,9 +308,13 @@ def _settings_alone(loss: NoisedLoss, num_classes: int) -> NoisedLoss:
         )
     check_k(loss.k, num_classes - 1, num_classes)
     loss = copy.deepcopy(loss)
-    for name, per_class in loss.named_buffers():
-        check_per_class(name, per_class, num_classes)
-        loss.register_buffer(name, per_class, persistent=False)
+    for name, per_class in [*loss._buffers.items()]:
+        if per_class is not None:
+            check_per_class(name, per_class, num_classes)
+            if per_class.is_meta:
+                raise ShortlistError(f"{name} of the loss must have values, and is on the device meta")
+        delattr(loss, name)
+        setattr(loss, name, per_class)
     return loss
 
 

@@ -35,11 +35,15 @@ class ClassParallelNoisedTopKHead(NoisedHead):
     the mean over the rank's own rows). All gradients are those of the *average over the ranks* of what they return:
     the head's own are averaged inside, and the features' are left to ``DistributedDataParallel``, which averages
     those of the network in front. So a network under DDP and this head behind it take the steps of one process with
-    the global batch. Do not wrap the head itself: its ranks hold different parameters.
+    the global batch. Do not wrap the head itself: its ranks hold different parameters. For the same reason, a norm to
+    clip gradients by must be summed over the ranks for the head's part: ``clip_grad_norm_`` would scale those of the
+    network differently on each.
 
     **State.** The state dict holds ``weight`` and ``bias`` as ``DTensor`` s sharded over the group (plain tensors where
     there is no group), so ``torch.distributed.checkpoint`` writes them from any number of ranks and reads them back
-    into any other, or into a ``NoisedTopKHead``. ``load_state_dict`` also takes the whole tensors of a plain layer.
+    into any other, or into a ``NoisedTopKHead``. ``load_state_dict`` also takes the whole tensors of a plain layer. An
+    optimiser knows nothing of the other ranks' classes, and ``torch.distributed.checkpoint`` would keep one rank's
+    averages for all: save its state on each rank apart, and go on with as many ranks.
 
     Args:
         in_features, num_classes, loss, cosine, bias, sparse_grad: As in ``NoisedTopKHead``.
@@ -89,11 +93,14 @@ class ClassParallelNoisedTopKHead(NoisedHead):
     def reset_parameters(self, generator: torch.Generator | None = None) -> None:
         """Draw them as ``NoisedTopKHead`` does, every rank its own, from a seed as for noise."""
         if not self.weight.is_meta:
-            super().reset_parameters(self._generator_of_rank(generator))
+            super().reset_parameters(self._generator_for(self._ranks.rank, generator))
 
     @torch.no_grad()
     def scores(self, features: Tensor) -> Tensor:
-        """``(..., L)`` scores of all classes for this rank's features, without gradients; all ranks must call it."""
+        """``(..., L)`` scores of all classes for this rank's features; all ranks must call it.
+
+        They have no gradient, nor has a loss made of them, with ``eval_n_samples=math.inf`` in evaluation mode.
+        """
         features_RD = features.reshape(-1, self.in_features)
         features_ND = self._ranks.gather(unit_rows(features_RD) if self.cosine else features_RD)
         weight = unit_rows(self.weight) if self.cosine else self.weight
@@ -109,7 +116,9 @@ class ClassParallelNoisedTopKHead(NoisedHead):
         features_ND: Tensor = _GatherRows.apply(features_RD, ranks)
         index_N = ranks.gather(index_R)
         draws = noise_RLB is None and self.loss.epsilon > 0
-        standings = self._standings(features_ND, noise_RLB, self._generator_of_rank(generator) if draws else None)
+        standings = self._standings(
+            features_ND, noise_RLB, self._generator_for(self._ranks.global_rank, generator) if draws else None
+        )
         perturbed_NB, classes_NB = self._overall(standings).last_place()
         classes_NP = torch.cat((classes_NB, index_N.unsqueeze(1)), 1)
         # All ranks but a chosen class's own add 0 to its score. A bad score, on whichever rank, makes the sum NaN.
@@ -159,14 +168,14 @@ class ClassParallelNoisedTopKHead(NoisedHead):
     def _scored_shape(self, target: Tensor) -> tuple[int, ...]:
         return self._ranks.count * target.numel(), len(self.own_classes)
 
-    def _generator_of_rank(self, generator: torch.Generator | None) -> torch.Generator:
+    def _generator_for(self, rank: int, generator: torch.Generator | None) -> torch.Generator:
         """One that differs from rank to rank and from call to call, while all ranks consume ``generator`` alike."""
         if generator is not None and generator.device.type != "cpu":
             raise ShortlistError(
                 f"generator must be on the CPU: a seed is taken from it, got one on {generator.device}"
             )
         seed = int(torch.randint(2**62, (), generator=generator, device="cpu"))
-        return torch.Generator(self.weight.device).manual_seed(seed + self._ranks.rank)
+        return torch.Generator(self.weight.device).manual_seed(seed + rank)
 
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
@@ -196,6 +205,7 @@ class _Ranks:
         self.group = dist.group.WORLD if together and group is None else group
         self.count = dist.get_world_size(group) if together else 1
         self.rank = dist.get_rank(group) if together else 0
+        self.global_rank = dist.get_rank() if together else 0  # groups, of other rows, must not draw the same noise
         if self.rank < 0:
             raise ShortlistError("process_group must contain this process, and does not")
 

@@ -187,6 +187,9 @@ def _found_densely(
     generator: torch.Generator | None,
 ) -> tuple[Tensor, Tensor]:
     """By drawing all of the noise."""
+    # Measured from the k-th largest, as large scores would swallow the noise.
+    level_R1 = x_RL.topk(k).values[..., -1:]
+    x_RL = x_RL - torch.where(level_R1.isfinite(), level_R1, 0)
     positions, noise_there = [], []
     # A step that depends on the shape would make the compiler start anew for each; so a graph holds all draws at once.
     compiling = torch.compiler.is_compiling()
