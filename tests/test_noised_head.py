@@ -414,6 +414,9 @@ def test_a_head_takes_its_loss_to_where_it_is() -> None:
     there = sl.NoisedTopKHead(D, L, loss_of(True, weight=torch.ones(L)), device="meta")
     assert there.loss.weight is not None
     assert not there.loss.weight.is_meta, "there it would have no values"
+    for classes in (L - 1, L + 1):  # of the loss of a head, too
+        with pytest.raises(sl.ShortlistError, match="must have one entry a class"):
+            sl.NoisedTopKHead(D, classes, there.loss)
     with pytest.raises(sl.ShortlistError, match="weight of the loss must have values"):
         sl.NoisedTopKHead(D, L, loss_of(False, weight=torch.ones(L, device="meta")))
 

@@ -14,7 +14,7 @@ import safetensors.torch
 import torch
 
 from shortlist import ShortlistError
-from shortlist.config import RunConfig
+from shortlist.config import RunConfig, to_dict
 from shortlist.runs import RunFolder, file_digest, find_runs
 from shortlist.whole_files import WRITING, written_whole
 
@@ -102,7 +102,7 @@ def test_a_folder_with_other_things_is_refused(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir() if path.name != ".lock"] == ["thesis.tex"]
 
 
-@pytest.mark.parametrize("content", ['{"architectures": ["BertModel"]}', "[]", "not even JSON"])
+@pytest.mark.parametrize("content", ['{"architectures": ["BertModel"]}', '{"seed": 1}', "{}", "[]", "not even JSON"])
 def test_a_configuration_of_another_program_is_no_run(tmp_path: Path, content: str) -> None:
     (tmp_path / "config.json").write_text(content)
     with (
@@ -111,6 +111,13 @@ def test_a_configuration_of_another_program_is_no_run(tmp_path: Path, content: s
     ):
         pass
     assert (tmp_path / "config.json").read_text() == content
+
+
+def test_a_run_of_another_version_that_got_nowhere_may_begin_again(tmp_path: Path) -> None:
+    settings = to_dict(RunConfig()) | {"a setting": "that was given up"}
+    (tmp_path / "config.json").write_text(json.dumps(settings))
+    with RunFolder(tmp_path).claim(RunConfig(), resume=False):
+        assert RunFolder(tmp_path).config == RunConfig()
 
 
 def test_a_refused_folder_keeps_what_others_are_writing(tmp_path: Path) -> None:

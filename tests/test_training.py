@@ -365,11 +365,11 @@ def test_of_epochs_alike_the_one_that_is_better_at_smaller_k_is_kept(
 
 def test_what_was_found_is_said_before_it_is_trained_on(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     put_classes(tmp_path / "photos", {"elm": 12, "owl": 24})
-    (tmp_path / "photos" / "elm" / "IMG_1.HEIC").touch()
+    (tmp_path / "photos" / "elm" / "IMG:cat:1.HEIC").touch()
     train(photos_config(tmp_path / "photos"), folder=tmp_path / "run")
     said = capfd.readouterr().err.partition("epoch 1/2")[0]
     assert "2 classes, 30 training, 3 validation and 3 test images" in said
-    assert "not used: 1: elm/IMG_1.HEIC" in said
+    assert "not used: 1: elm/IMG:cat:1.HEIC" in said
 
 
 def test_images_whose_scores_are_all_alike_are_told_of(
@@ -386,7 +386,10 @@ def test_images_whose_scores_are_all_alike_are_told_of(
     (run.path / "final.json").unlink()
     train(small_config(tmp_path / "failed.npz"), folder=run.path, resume=True)
     assert "5 of 240 images have the same score for all of their 10 suggestions" in capfd.readouterr().err
-    assert evaluate_run(run)[0].undecided
+    tested = evaluate_run(run)[0]
+    assert tested.undecided
+    assert not replace(tested, above=tested.above + 1).undecided, "not right"
+    assert not replace(tested, labels=torch.full_like(tested.labels, -1)).undecided, "not read"
     assert not evaluate_run(run, split="val")[0].undecided
 
 
@@ -412,7 +415,7 @@ def test_events_that_cannot_be_written_are_named(data: Path, tmp_path: Path, mon
 def test_data_of_another_width_is_told_from_that_of_the_run(data: Path, undisturbed: Path, tmp_path: Path) -> None:
     arrays = {name: array[:, :5] if array.ndim == 2 else array for name, array in np.load(data).items()}
     np.savez(tmp_path / "narrow.npz", **arrays)
-    with pytest.raises(ShortlistError, match=r"do not fit inputs of 5: it was trained on others"):
+    with pytest.raises(ShortlistError, match=r"do not fit its network for inputs of 5: it was trained on others"):
         evaluate_run(RunFolder(undisturbed), root=str(tmp_path / "narrow.npz"))
 
 

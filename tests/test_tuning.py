@@ -31,7 +31,7 @@ from shortlist.data.tensors import TensorSplit
 from shortlist.runs import RunFolder, default_folder
 from shortlist.search_space import PAPER_GRIDS, RANGES, Range, grid_points, search_axes
 from shortlist.study_storage import open_storage
-from shortlist.training import Interrupted, Trainer
+from shortlist.training import Interrupted, Trainer, train
 from shortlist.tuning import Findings, TrialRecord, command_line, tune
 from shortlist.whole_files import locked
 from tests.small_runs import small_config, write_embeddings
@@ -417,7 +417,28 @@ def test_a_study_does_not_go_on_with_other_images(config: RunConfig) -> None:
     np.savez("mine.npz", **arrays | {"train_x": 2 * arrays["train_x"]})
     with pytest.raises(ShortlistError, match="the trials of this study had other training images"):
         tune(mine)
+    second = changed(mine, {"loss.tau": 1.0})
+    train(second, quiet=True)  # a run on the new images, which the study might take
+    with pytest.raises(ShortlistError, match="the trials of this study had other training images"):
+        tune(mine)
+    shutil.rmtree(default_folder(second))
     np.savez("mine.npz", **arrays)
+    assert [trial.state for trial in tune(mine).trials] == ["complete"] * 2
+
+
+def test_a_study_that_has_measured_nothing_takes_any_images(config: RunConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    arrays = dict(np.load(config.data.root))
+    np.savez("mine.npz", **arrays)
+    mine = replace(config, data=replace(config.data, root="mine.npz"))
+
+    def fails(trainer: Trainer, stop: Any) -> bool:
+        raise ShortlistError("an image cannot be read")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Trainer, "_train_epoch", fails)
+        with pytest.raises(ShortlistError, match="an image cannot be read"):
+            tune(mine)
+    np.savez("mine.npz", **arrays | {"train_x": 2 * arrays["train_x"]})
     assert [trial.state for trial in tune(mine).trials] == ["complete"] * 2
 
 

@@ -1,7 +1,10 @@
 """A file is there whole, with its name, or not at all."""
 
 import os
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -53,6 +56,20 @@ def test_a_pipe_stays_one_and_takes_what_is_written(tmp_path: Path) -> None:
         write_file(pipe, b"something")
         assert read.result(timeout=60) == b"something"
     assert pipe.is_fifo()
+
+
+def test_what_a_shell_puts_in_place_of_a_file_is_written_to() -> None:
+    write = "from pathlib import Path; from shortlist.whole_files import write_file; import sys"
+    code = f"{write}; write_file(Path(sys.argv[1]), b'something')"
+    done = subprocess.run([sys.executable, "-c", code, "/dev/stdout"], capture_output=True, text=True, check=True)
+    assert done.stdout == "something"
+
+
+def test_links_in_a_circle_are_no_end_of_the_program(tmp_path: Path) -> None:
+    (tmp_path / "a").symlink_to(tmp_path / "b")
+    (tmp_path / "b").symlink_to(tmp_path / "a")
+    with suppress(ShortlistError):
+        write_file(tmp_path / "a", b"something")
 
 
 def test_others_may_read_the_file_as_the_umask_says(tmp_path: Path) -> None:

@@ -156,7 +156,7 @@ class _WeightGradient:
         return grad_LD
 
     def sparse(self) -> Tensor:
-        """As ``nn.Embedding(sparse=True)``: one entry a choice, not yet summed over equal classes."""
+        """As ``nn.Embedding(sparse=True)``: one entry a choice. In half types all but one of a class are zero."""
         dtype, classes_M = self.weight_LD.dtype, self.classes_RP.flatten()
         meeting_M = _meeting(classes_M, len(self.weight_LD), dtype)
         share_MD = _summed_before_rounding(self._shares(slice(None)), meeting_M, dtype)

@@ -83,6 +83,11 @@ class DataConfig:
         _within(self, "workers", 0, 1024)
         _one_of(self, "name", "imbalance_kind", "noise_groups", "augment", "on_bad_image")
 
+    @property
+    def is_named_by_root(self) -> bool:
+        """Whether the root says what the data is, and not only where."""
+        return self.name in ("folder", "embeddings")
+
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
@@ -296,9 +301,10 @@ def differences(config: RunConfig, other: RunConfig) -> list[str]:
 
 
 def essential(config: RunConfig) -> RunConfig:
-    """The same for all configurations between which there are no ``differences``."""
+    """With the defaults where configurations make no ``differences``, but for the root where that names the data."""
     usual = _flat(to_dict(RunConfig()))
-    return changed(config, {name: usual[name] for name in _HOW_AND_WHERE})
+    root = {"data.root": config.data.root} if config.data.is_named_by_root else {}
+    return changed(config, {name: usual[name] for name in _HOW_AND_WHERE} | root)
 
 
 def _flat(settings: dict[str, Any]) -> dict[str, Any]:

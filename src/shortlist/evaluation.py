@@ -47,8 +47,9 @@ class Evaluation:
 
     @property
     def undecided(self) -> str:
-        """A remark if there are images whose suggestions have all the same score: each is correct, whatever it is."""
-        images = int(((self.labels >= 0) & (self.scores[:, 0] == self.scores[:, -1])).sum())
+        """A remark if there are images that are correct because all of their suggestions have the label's score."""
+        alike = self.scores[:, 0] == self.scores[:, -1]
+        images = int((alike & (self.above == 0) & (self.labels >= 0)).sum())
         of_all = f"{images} of {len(self.labels)} images"
         what = f"{of_all} have the same score for all of their {self.scores.shape[1]} suggestions"
         return f"{what}, and as ties go count as right: look at these images" if images else ""
@@ -141,7 +142,8 @@ def evaluate_run(
     except RuntimeError:  # it lists every layer
         size = " x ".join(map(str, problem.input_shape))
         raise ShortlistError(
-            f"the weights of {run.path} do not fit inputs of {size}: it was trained on others"
+            f"the weights of {run.path} do not fit its network for inputs of {size}: it was trained on others, or one "
+            "of its files is damaged"
         ) from None
     where = pick_device(device)
     batch_size = config.train.eval_batch_size

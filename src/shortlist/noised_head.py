@@ -109,9 +109,8 @@ class NoisedHead(nn.Module, ABC):
     def _bring_loss(self) -> None:
         """Have its values for each class where the weight is, if that is anywhere yet."""
         if not self.weight.is_meta:
-            for name, values in self.loss.__dict__.items():
-                if isinstance(values, Tensor):
-                    self.loss.__dict__[name] = values.to(self.weight.device)
+            for name, values in _tensors_of(self.loss).items():
+                setattr(self.loss, name, values.to(self.weight.device))
 
     @abstractmethod
     def scores(self, features: Tensor) -> Tensor:
@@ -308,14 +307,19 @@ def _settings_alone(loss: NoisedLoss, num_classes: int) -> NoisedLoss:
         )
     check_k(loss.k, num_classes - 1, num_classes)
     loss = copy.deepcopy(loss)
-    for name, per_class in [*loss._buffers.items()]:
+    for name, per_class in {**loss._buffers, **_tensors_of(loss)}.items():
         if per_class is not None:
             check_per_class(name, per_class, num_classes)
             if per_class.is_meta:
                 raise ShortlistError(f"{name} of the loss must have values, and is on the device meta")
-        delattr(loss, name)
+        loss._buffers.pop(name, None)
         setattr(loss, name, per_class)
     return loss
+
+
+def _tensors_of(loss: NoisedLoss) -> dict[str, Tensor]:
+    """Its values for each class, in a head."""
+    return {name: value for name, value in loss.__dict__.items() if isinstance(value, Tensor)}
 
 
 def _classes_at_once(rows: int, num_classes: int) -> int:

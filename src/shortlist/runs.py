@@ -22,6 +22,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import fields
 from datetime import UTC, datetime
 from importlib import metadata
 from itertools import pairwise
@@ -132,11 +133,13 @@ class RunFolder:
 
     @property
     def _is_ours(self) -> bool:
-        """Whether the ``config.json`` in it is a run's: other programs have files of that name."""
+        """Whether the ``config.json`` in it is a run's, of any version: other programs have files of that name."""
+        path = self.path / "config.json"
         try:
-            return bool(self.config)
-        except ShortlistError:
+            settings = json.loads(path.read_bytes()) if path.is_file() else {}
+        except ValueError:
             return False
+        return isinstance(settings, dict) and settings.keys() >= {field.name for field in fields(RunConfig)}
 
     def read_json(self, name: str) -> Any:
         try:
@@ -184,12 +187,11 @@ class RunFolder:
         try:
             began = self.read_json("environment.json")
             processes = [began, *began.get("resumed", [])]
-            found = [
-                each["commit"] and each["commit"][:10] + ("+changes" if each["dirty"] else "") for each in processes
-            ]
-        except (AttributeError, KeyError, TypeError):
+            named = [each for each in processes if each.get("commit")]
+            found = [each["commit"][:10] + ("+changes" if each.get("dirty") else "") for each in named]
+        except (AttributeError, TypeError):
             raise ShortlistError(f"{self.path}/environment.json is damaged") from None
-        return list(dict.fromkeys(filter(None, found)))
+        return list(dict.fromkeys(found))
 
     def note_environment(self, here: dict[str, Any]) -> None:
         """Where and at which epoch the run began, and behind that where it was resumed."""

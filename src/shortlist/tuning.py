@@ -319,12 +319,13 @@ class _Search:
             problem = load_problem(config.data)  # what was measured on other data must not be compared
             refuse_other_data(problem, run)
             refuse_other_training_images(problem, run)
-            self._refuse_data_of_another_day(problem)
+            self._refuse_other_images(problem)
         else:
             if torch.cuda.is_available():
                 gc.collect()  # the trainer before this one holds itself in a circle, and GPU memory with it
             trainer = self._trainer(config, run, report_new_epochs)
-            self._refuse_data_of_another_day(trainer.problem)
+            problem = trainer.problem
+            self._refuse_other_images(problem)
             try:
                 with run.claim(config, resume=True):
                     # And no test: settings chosen with an eye on the test images would make it worthless.
@@ -333,21 +334,19 @@ class _Search:
                 self._stop_asked = trainer.stop_asked
             if len(values) < epochs:
                 raise run.damaged_metrics()
+        self._refuse_other_images(problem)  # of a process that was faster
+        self._study.set_user_attr(_IMAGES, problem.facts.get("train_digest"))
         return max(values)
 
-    def _refuse_data_of_another_day(self, problem: Problem) -> None:
-        """Raise an error unless the images are those that the study began with, and its best trial was measured on."""
-        images = problem.facts.get("train_digest")
-        if images is None or any(
-            name.startswith("data.") for name in self._distributions
-        ):  # nobody knows, or on purpose
-            return
-        if self._study.user_attrs.get(_IMAGES, images) != images:
+    def _refuse_other_images(self, problem: Problem) -> None:
+        """Raise an error unless the images are those on which the trials of the study were measured."""
+        images, noted = problem.facts.get("train_digest"), self._study.user_attrs.get(_IMAGES)
+        on_purpose = any(name.startswith("data.") for name in self._distributions)
+        if noted is not None and images != noted and not on_purpose:
             raise ShortlistError(
-                "the data has changed: the trials of this study had other training images; put them back, or give "
-                "--storage another place to begin anew"
+                "the data has changed: the trials of this study had other training images; put them back, or begin "
+                "anew in another working folder"
             )
-        self._study.set_user_attr(_IMAGES, images)
 
     def _trainer(self, config: RunConfig, run: RunFolder, after_epoch: Callable[[], None]) -> Trainer:
         def built(config: RunConfig) -> Trainer:
@@ -443,7 +442,7 @@ def _study_name(config: RunConfig, axes: Mapping[str, Axis]) -> str:
     """The same for the same command on any machine, whatever the number of trials; other settings, another study."""
     shared = canonical(config)
     del shared["data"]["workers"], shared["train"]["device"]
-    if config.data.name not in ("folder", "embeddings"):  # elsewhere the root says where the data is, not what it is
+    if not config.data.is_named_by_root:
         del shared["data"]["root"]
     for setting in axes:
         section, _, name = setting.partition(".")

@@ -21,11 +21,11 @@ def written_whole(path: Path) -> Iterator[BinaryIO]:
 
     Where a link leads elsewhere, what it leads to is written; a device or pipe takes what is written as it comes.
     """
-    path = path.resolve()
     if path.exists() and not path.is_file():
         with path.open("wb") as stream:
             yield stream
         return
+    path = Path(os.path.realpath(path))
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f"{WRITING}{path.name}-{secrets.token_hex(8)}")
     try:

@@ -79,8 +79,14 @@ def holds_folders(folder: Path) -> bool:
 
 
 def holds_images(folder: Path) -> bool:
-    """Somewhere below it; a hidden folder counts as empty."""
-    return not _is_hidden(folder.name) and any(_is_image(file.name) for file in files_below(folder))
+    """Somewhere below it, other than behind links; what is hidden does not count. Ends with the first that it finds."""
+    if _is_hidden(folder.name):
+        return False
+    for _, folders, files in os.walk(folder):
+        folders[:] = [name for name in folders if not _is_hidden(name)]
+        if any(_is_image(name) and not _is_hidden(name) for name in files):
+            return True
+    return False
 
 
 def loose_images(folder: Path) -> list[str]:

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
-from PIL import ExifTags, Image, features
+from PIL import ExifTags, Image, UnidentifiedImageError, features
 from torch import Tensor
 from torchvision.transforms import v2
 
@@ -44,6 +44,8 @@ def read_image(path: str | Path, channels: int) -> Image.Image:
         with Path(path).open("rb") as content, Image.open(content) as file:
             file.load()
             return _eight_bit(_upright(file)).convert("L" if channels == 1 else "RGB")
+    except UnidentifiedImageError:
+        raise ShortlistError(f"{path} cannot be read as an image: it begins like none that is known") from None
     except Exception as error:  # decoders fail on broken files in every way there is
         raise ShortlistError(f"{path} cannot be read as an image: {error}") from error
 

@@ -51,7 +51,7 @@ class Run:
     config: RunConfig
     classes: Classes | None
     images: tuple[str | None, ...]
-    """Which images it was trained and tested on, where it has noted that."""
+    """Which pictures it was trained and tested on, where it has noted that."""
     environment: dict[str, Any]
     epochs: list[dict[str, Any]]
     final: dict[str, Any] | None
@@ -144,14 +144,16 @@ def gather(runs: list[RunFolder]) -> list[Comparison]:
     """The runs, sorted into comparisons; data sets, set-ups and runs keep the order in which they are given."""
     if not runs:
         raise ShortlistError("there is no run to report on")
-    on_same_data: dict[_DataKey, list[Run]] = {}
+    on_same_data: list[list[Run]] = []
     # A run killed very early has not written its classes: it joins the others on the data of its configuration.
     for run in sorted((_read(folder) for folder in runs), key=lambda run: run.classes is None):
-        key = _data_key(run)
-        if run.classes is None:
-            key = next((other for other in on_same_data if other[0] == key[0]), key)
-        on_same_data.setdefault(key, []).append(run)
-    return [_compare(members) for members in on_same_data.values()]
+        for members in on_same_data:
+            if all(_same_data(run, member) for member in members):
+                members.append(run)
+                break
+        else:
+            on_same_data.append([run])
+    return [_compare(members) for members in on_same_data]
 
 
 def _compare(runs: list[Run]) -> Comparison:
@@ -183,13 +185,15 @@ def _setup(label: str, style: int, members: list[Run]) -> Setup:
     )
 
 
-_DataKey = tuple[DataConfig, Classes | None, tuple[str | None, ...]]
+def _same_data(run: Run, other: Run) -> bool:
+    """Whether they may be on the same data, as far as both have noted it, however and from wherever they read it."""
+    noted = [(run.classes, other.classes), *zip(run.images, other.images, strict=True)]
+    return _kind_of_data(run) == _kind_of_data(other) and all(a == b or None in (a, b) for a, b in noted)
 
 
-def _data_key(run: Run) -> _DataKey:
-    """The same for runs on the same data, however and from wherever they read it."""
+def _kind_of_data(run: Run) -> DataConfig:
     usual = DataConfig()
-    data = replace(
+    return replace(
         run.config.data,
         root=usual.root,
         augment=usual.augment,
@@ -197,7 +201,6 @@ def _data_key(run: Run) -> _DataKey:
         on_bad_image=usual.on_bad_image,
         workers=usual.workers,
     )
-    return data, run.classes, run.images
 
 
 def _ks_of(metrics: dict[str, Any]) -> set[int]:
@@ -207,11 +210,14 @@ def _ks_of(metrics: dict[str, Any]) -> set[int]:
 def _read(folder: RunFolder) -> Run:
     finished = folder.finished
     facts = _json_if_there(folder, "facts.json") or {}
+    has_pictures = (
+        folder.config.data.name != "embeddings"
+    )  # of the same images there may be several kinds of embeddings
     return Run(
         folder=folder,
         config=folder.config,
         classes=read_classes(folder) if (folder.path / "classes.json").is_file() else None,
-        images=tuple(facts.get(name) for name in ("train_digest", "test_digest")),
+        images=tuple(facts.get(name) if has_pictures else None for name in ("train_digest", "test_digest")),
         environment=_json_if_there(folder, "environment.json") or {},
         epochs=folder.metrics(),
         final=folder.read_json("final.json") if finished else None,
@@ -221,7 +227,8 @@ def _read(folder: RunFolder) -> Run:
 
 
 def _json_if_there(folder: RunFolder, name: str) -> dict[str, Any] | None:
-    return folder.read_json(name) if (folder.path / name).is_file() else None
+    content = folder.read_json(name) if (folder.path / name).is_file() else None
+    return content if isinstance(content, dict) else None
 
 
 def _predictions(path: Path) -> Predictions | None:

@@ -9,7 +9,6 @@ from shortlist.report.gather import Comparison
 from shortlist.report.markup import Html, element, joined
 
 _PERCENT = "\N{NARROW NO-BREAK SPACE}%"
-_OWN_DATA = ("folder", "embeddings")
 _NUMBERS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
 
 
@@ -23,7 +22,7 @@ def page_title(comparisons: list[Comparison]) -> str:
 
 def data_name(data: DataConfig) -> str:
     """The data's own name, or that of its folder or file."""
-    return Path(data.root).name or data.name if data.name in _OWN_DATA else data.name
+    return Path(data.root).name or data.name if data.is_named_by_root else data.name
 
 
 def subject(comparison: Comparison) -> str:
