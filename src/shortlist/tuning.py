@@ -319,7 +319,6 @@ class _Search:
             problem = load_problem(config.data)  # what was measured on other data must not be compared
             refuse_other_data(problem, run)
             refuse_other_training_images(problem, run)
-            self._refuse_other_images(problem)
         else:
             if torch.cuda.is_available():
                 gc.collect()  # the trainer before this one holds itself in a circle, and GPU memory with it

@@ -210,9 +210,8 @@ def _ks_of(metrics: dict[str, Any]) -> set[int]:
 def _read(folder: RunFolder) -> Run:
     finished = folder.finished
     facts = _json_if_there(folder, "facts.json") or {}
-    has_pictures = (
-        folder.config.data.name != "embeddings"
-    )  # of the same images there may be several kinds of embeddings
+    # Of the same images there may be several kinds of embeddings.
+    has_pictures = folder.config.data.name != "embeddings"
     return Run(
         folder=folder,
         config=folder.config,
