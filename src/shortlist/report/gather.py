@@ -50,8 +50,8 @@ class Run:
     folder: RunFolder
     config: RunConfig
     classes: Classes | None
-    images: tuple[str | None, ...]
-    """Which pictures it was trained and tested on, where it has noted that."""
+    test_digest: str | None
+    """Which image files it was tested on, where it has noted that."""
     environment: dict[str, Any]
     epochs: list[dict[str, Any]]
     final: dict[str, Any] | None
@@ -187,7 +187,7 @@ def _setup(label: str, style: int, members: list[Run]) -> Setup:
 
 def _same_data(run: Run, other: Run) -> bool:
     """Whether they may be on the same data, as far as both have noted it, however and from wherever they read it."""
-    noted = [(run.classes, other.classes), *zip(run.images, other.images, strict=True)]
+    noted = ((run.classes, other.classes), (run.test_digest, other.test_digest))
     return _kind_of_data(run) == _kind_of_data(other) and all(a == b or None in (a, b) for a, b in noted)
 
 
@@ -209,14 +209,11 @@ def _ks_of(metrics: dict[str, Any]) -> set[int]:
 
 def _read(folder: RunFolder) -> Run:
     finished = folder.finished
-    facts = _json_if_there(folder, "facts.json") or {}
-    # Of the same images there may be several kinds of embeddings.
-    has_pictures = folder.config.data.name != "embeddings"
     return Run(
         folder=folder,
         config=folder.config,
         classes=read_classes(folder) if (folder.path / "classes.json").is_file() else None,
-        images=tuple(facts.get(name) if has_pictures else None for name in ("train_digest", "test_digest")),
+        test_digest=(_json_if_there(folder, "facts.json") or {}).get("test_digest"),
         environment=_json_if_there(folder, "environment.json") or {},
         epochs=folder.metrics(),
         final=folder.read_json("final.json") if finished else None,
