@@ -2,6 +2,8 @@
 
 import csv
 import dataclasses
+import functools
+import itertools
 import json
 import math
 import re
@@ -13,7 +15,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -22,9 +24,9 @@ from torch import nn
 
 import shortlist as sl
 from shortlist import cli, recipes
-from shortlist.config import OptimConfig, from_dict, to_dict
+from shortlist.config import DataConfig, OptimConfig, from_dict, to_dict
 from shortlist.marked_pages import END, begin_mark
-from shortlist.reproduce import running
+from shortlist.reproduce import Scale, running
 from shortlist.reproduce.document import write_reproduction
 from shortlist.reproduce.experiment import Cell, Experiment
 from shortlist.reproduce.figures import FIGURES, from_results
@@ -45,7 +47,7 @@ from shortlist.reproduce.results import (
 from shortlist.reproduce.running import reproduce
 from shortlist.reproduce.tables import comparison, interval_half_width, latest_setups
 from shortlist.runs import RunFolder
-from shortlist.training import Interrupted, Trainer
+from shortlist.training import DivergedError, Interrupted, Trainer
 from shortlist.whole_files import locked
 
 BEGIN = begin_mark("shortlist reproduce --document")
@@ -127,6 +129,9 @@ def test_what_the_paper_draws_is_drawn_from_the_longest_runs(name: str, tmp_path
     alone = [path.read_bytes() for path in files]
     from_results.draw(name, [*short, *long], tmp_path)
     assert [path.read_bytes() for path in files] == alone
+    outdated = [replace(each, value=0.0, config="bbbbbbbbbb", date="2025-01-01T00:00:00+00:00") for each in long]
+    from_results.draw(name, [*outdated, *long], tmp_path)
+    assert [path.read_bytes() for path in files] == alone, "configurations are not mixed"
     drawn = files[0].read_text()
     seeds = [replace(each, value=each.value + off, seed=seed) for each in long for seed, off in ((0, 1), (1, -1))]
     from_results.draw(name, seeds, tmp_path)
@@ -248,15 +253,75 @@ def test_losses_that_know_no_k_share_a_run_on_the_long_tail() -> None:
             assert len({replace(config.loss, k=5) for config in configs}) == 1
 
 
-def test_the_long_tail_is_trained_as_its_literature_has_it() -> None:
-    experiment = EXPERIMENTS["cifar100-lt"]
-    for cell in experiment.cells:
+sgd = functools.partial(OptimConfig, name="sgd", momentum=0.9, schedule="step", decay=0.1)
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "network", "epochs", "batch", "optim", "select"),
+    [
+        (
+            "cifar100-top5",
+            DataConfig(name="cifar100", noise_groups="consecutive"),
+            "densenet40_40",
+            300,
+            64,
+            sgd(lr=0.1, weight_decay=1e-4, milestones=(150, 225)),
+            "micro",
+        ),
+        (
+            "plantnet-macro",
+            DataConfig(name="plantnet300k"),
+            "resnet50.tv_in1k",
+            30,
+            32,
+            sgd(lr=2e-3, weight_decay=1e-4, milestones=(20, 25)),
+            "macro",
+        ),
+        (
+            "imagenet-lt",
+            DataConfig(name="imagenet_lt"),
+            "resnet34",
+            100,
+            128,
+            sgd(lr=1e-2, weight_decay=2e-3, milestones=(60, 80)),
+            "macro",
+        ),
+        (  # not the paper's, but that of Cao et al. (2019)
+            "cifar100-lt",
+            DataConfig(name="cifar100", imbalance=100),
+            "resnet32",
+            200,
+            128,
+            sgd(lr=0.1, weight_decay=2e-4, milestones=(160, 180), decay=0.01, warmup_epochs=5),
+            "macro",
+        ),
+    ],
+)
+def test_a_protocol_is_that_of_the_paper(
+    name: str, data: DataConfig, network: str, epochs: int, batch: int, optim: OptimConfig, select: str
+) -> None:
+    for cell in EXPERIMENTS[name].cells:
+        config = EXPERIMENTS[name].config(cell, "paper", Path())
+        assert replace(config.data, label_noise=0.0, workers=data.workers) == data
+        assert (config.model.name, config.model.pretrained) == (network, "plantnet" in name)
+        assert (config.model.head == "cosine") == (config.loss.name in ("ldam", "imbalanced_noised_topk_hinge"))
+        assert (config.train.epochs, config.train.batch_size) == (epochs, batch)
+        assert config.optim == optim
+        assert config.select_metric == f"{select}_top{config.loss.k}"
+
+
+@pytest.mark.parametrize(
+    ("column", "lr", "weight_decay"), [("cross_entropy", 0.1, 1e-4), ("smooth", 1.0, 2.5e-5), ("noised", 0.1, 1.5e-4)]
+)
+def test_each_loss_has_a_protocol_of_its_own_on_imagenet(column: str, lr: float, weight_decay: float) -> None:
+    experiment = EXPERIMENTS["imagenet"]
+    for cell in experiment.selected([column]):
         config = experiment.config(cell, "paper", Path())
-        assert (config.data.name, config.data.imbalance, config.data.label_noise) == ("cifar100", 100, 0)
-        assert config.optim == OptimConfig(
-            lr=0.1, momentum=0.9, weight_decay=2e-4, milestones=(160, 180), decay=0.01, warmup_epochs=5
-        )
-        assert (config.model.name, config.train.epochs, config.train.batch_size) == ("resnet32", 200, 128)
+        assert config.optim == sgd(lr=lr, weight_decay=weight_decay, milestones=(30, 60, 90))
+        assert (config.model.name, config.model.pretrained, config.model.head) == ("resnet18", False, "linear")
+        assert (config.train.epochs, config.train.batch_size) == (120, 256)
+        assert config.select_metric == f"micro_top{cell.k}"
+        assert round(config.data.val_fraction * 1_281_167, -3) == 50_000
 
 
 def test_finished_runs_are_not_repeated(place: Place) -> None:
@@ -338,6 +403,19 @@ def test_gradients_are_counted_over_an_interruption(
     assert 0 < result.value <= 4, "the label and at most B = 3 others"
 
 
+def test_gradients_that_were_not_counted_over_the_whole_run_are_no_result(place: Place) -> None:
+    """As when it is killed between its last checkpoint and its counts."""
+    experiment, only = EXPERIMENTS["gradient-sparsity"], ["0.1/noised"]
+    (result,), _ = place.run(experiment, only=only)
+    run = RunFolder(place.runs_root / result.run)
+    (run.path / "final.json").unlink()
+    (run.path / COUNTS).unlink()
+    results_file(place.results, experiment, "smoke").unlink()
+    results, (message,) = place.run(experiment, only=only)
+    assert results == []
+    assert re.search(r"has counted 0 of \d+ images: delete the run and train it again", message)
+
+
 def test_gradients_are_counted_coordinate_by_coordinate() -> None:
     scores, target = torch.randn(6, 10, requires_grad=True), torch.arange(6)
     loss = CountingLoss(nn.CrossEntropyLoss())
@@ -379,6 +457,66 @@ def test_a_file_that_fails_does_not_stop_the_others(place: Place, monkeypatch: p
     results, failures = place.run(SMALL)
     assert len({each.run for each in results}) == len(SMALL.cells) - 1
     assert "somebody deleted the folder" in failures[0]
+
+
+def fail_in(monkeypatch: pytest.MonkeyPatch, *runs: int, error: Exception) -> None:
+    """In the training of these runs, counted from 1."""
+    original, numbers = Trainer.fit, itertools.count(1)
+
+    def fit(trainer: Trainer) -> None:
+        if next(numbers) in runs:
+            raise error
+        original(trainer)
+
+    monkeypatch.setattr(Trainer, "fit", fit)
+
+
+@pytest.mark.parametrize(
+    ("failing", "error", "trained"),
+    [
+        ((1, 2), sl.ShortlistError("there is no data"), 0),
+        ((2, 3), sl.ShortlistError("there is no data"), 2),  # it was there for the first
+        ((1, 2), DivergedError("the loss became nan"), 2),  # which tells nothing about other losses
+    ],
+)
+def test_only_what_would_fail_alike_is_not_tried(
+    place: Place, monkeypatch: pytest.MonkeyPatch, failing: tuple[int, ...], error: Exception, trained: int
+) -> None:
+    experiment = replace(SMALL, cells=EXPERIMENTS["imagenet"].cells[:4])
+    fail_in(monkeypatch, *failing, error=error)
+    results, (message,) = place.run(experiment)
+    assert len(results) == trained
+    assert "2 of 4 runs failed" in message
+    assert str(error) in message
+
+
+def test_results_that_could_not_be_written_once_are_written_with_the_next(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = itertools.count(1)
+
+    def update(*arguments: Any) -> list[Result]:
+        if next(calls) == 2:  # the first is before any training
+            raise OSError("no space left")
+        return update_results(*arguments)
+
+    monkeypatch.setattr(running, "update_results", update)
+    results, (message,) = place.run(SMALL)
+    assert [each.column for each in results] == [cell.column for cell in SMALL.cells]
+    assert "no space left" in message
+
+
+def test_a_disk_that_stays_full_is_told_once(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = itertools.count(1)
+
+    def update(*arguments: Any) -> list[Result]:
+        if next(calls) > 1:
+            raise OSError("no space left")
+        return []
+
+    monkeypatch.setattr(running, "update_results", update)
+    _, failures = place.run(SMALL)
+    assert len(failures) == 1
 
 
 def test_a_number_names_the_programs_of_all_processes_behind_it(place: Place) -> None:
@@ -626,13 +764,30 @@ def test_a_seed_counts_once(tmp_path: Path) -> None:
         read_results(path)
 
 
+def few_cells_of(name: str) -> Experiment:
+    return replace(EXPERIMENTS[name], cells=EXPERIMENTS[name].cells[:2])
+
+
 @pytest.mark.parametrize("damage", ["{}", "[]", '{"a":'])
-@pytest.mark.parametrize("file", ["final.json", "environment.json"])
-def test_a_damaged_run_is_named_and_does_not_hide_the_others(place: Place, file: str, damage: str) -> None:
-    results, _ = place.run(SMALL, seeds=2)
+@pytest.mark.parametrize(
+    ("experiment", "file"),
+    [
+        (SMALL, "final.json"),
+        (SMALL, "environment.json"),
+        (few_cells_of("gradient-sparsity"), "gradients.json"),
+        (few_cells_of("epoch-time"), "metrics.jsonl"),
+    ],
+    ids=lambda each: each if isinstance(each, str) else each.name,
+)
+def test_a_damaged_run_is_named_and_does_not_hide_the_others(
+    place: Place, experiment: Experiment, file: str, damage: str
+) -> None:
+    results, _ = place.run(experiment, seeds=2)
+    if file == "metrics.jsonl":
+        damage = '{"epoch": 0}\n' * 2
     (place.runs_root / results[0].run / file).write_text(damage)
-    results_file(place.results, SMALL, "smoke").unlink()
-    others, failures = place.run(SMALL, seeds=2)
+    results_file(place.results, experiment, "smoke").unlink()
+    others, failures = place.run(experiment, seeds=2)
     assert others == [each for each in results if each.run != results[0].run]
     assert len(failures) == 1
     assert f"{results[0].run}/{file}" in failures[0]
@@ -717,11 +872,22 @@ def test_the_readme_shows_what_the_document_says() -> None:
 
 
 def test_every_published_result_can_be_traced_to_its_configuration() -> None:
-    results = [result for path in (ROOT / "results").glob("*.csv") for result in read_results(path)]
-    assert results
-    for result in results:
-        config = from_dict(json.loads(config_file(ROOT / "results", result).read_text()))
-        assert (config.recipe, config.train.epochs) == (result.recipe, result.epochs)
+    published = list((ROOT / "results").glob("*.csv"))
+    assert published
+    for path in published:
+        results, experiment = read_results(path), EXPERIMENTS[path.stem]
+        configs = [from_dict(json.loads(config_file(ROOT / "results", result).read_text())) for result in results]
+        setups = {(result.config, config.key()) for result, config in zip(results, configs, strict=True)}
+        assert len(setups) == len(dict(setups)) == len({key for _, key in setups}), "a key means one configuration"
+        shown = latest_setups(results)
+        for result, config in zip(results, configs, strict=True):
+            assert (config.recipe, config.train.epochs) == (result.recipe, result.epochs)
+            if result in shown:
+                (cell,) = experiment.selected([f"{result.row}/{result.column}"])
+                assert config == experiment.config(cell, cast("Scale", result.scale), Path()), (
+                    "today's command finds it, and its K"
+                )
+                assert cell.k == result.K
 
 
 def test_the_long_tail_is_trained_with_what_its_search_found() -> None:

@@ -171,11 +171,14 @@ class RunFolder:
         """Training time of each epoch but the first of each process, in which compilers and allocators settle."""
         processes = self.read_json("environment.json").get("resumed", [])
         settling = {process.get("epoch") for process in processes}
-        return [
-            line["train_seconds"] - before["train_seconds"]
-            for before, line in pairwise(self.metrics())
-            if line["epoch"] not in settling
-        ]
+        try:
+            return [
+                line["train_seconds"] - before["train_seconds"]
+                for before, line in pairwise(self.metrics())
+                if line["epoch"] not in settling
+            ]
+        except (KeyError, TypeError):
+            raise ShortlistError(f"{self.path / 'metrics.jsonl'} is damaged") from None
 
     def restart_metrics(self, first_epoch: int) -> None:
         """Forget epochs that will be run again."""

@@ -74,6 +74,10 @@ def nonzero_gradients(run: RunFolder) -> float:
     """Mean number of non-zero coordinates of an image's gradient in the scores, over the whole run."""
     counts = run.read_json(COUNTS)
     images = sum(run.read_json("classes.json")["train_images"]) * run.config.train.epochs
-    if counts["images"] != images:  # it was killed, and what was counted after its last checkpoint is lost
-        raise ShortlistError(f"{run.path} has counted {counts['images']} of {images} images")
-    return float(counts["nonzero"] / counts["images"])
+    try:
+        nonzero, counted = counts["nonzero"], counts["images"]
+    except (KeyError, TypeError):
+        raise ShortlistError(f"{run.path / COUNTS} is damaged") from None
+    if counted != images:  # it was killed, and what was counted after its last checkpoint is lost
+        raise ShortlistError(f"{run.path} has counted {counted} of {images} images")
+    return float(nonzero / counted)

@@ -18,7 +18,7 @@ from shortlist.reproduce.experiment import EPOCH_SECONDS, NONZERO_GRADIENTS, Cel
 from shortlist.reproduce.gradients import train_and_count
 from shortlist.reproduce.results import Result, results_file, results_of, run_folder, runs_of, update_results
 from shortlist.runs import FinishedError, InUseError, RunFolder
-from shortlist.training import Interrupted, train
+from shortlist.training import DivergedError, Interrupted, train
 from shortlist.whole_files import locked
 
 
@@ -71,23 +71,24 @@ def reproduce(
                 try:
                     config = replace(experiment.config(cell, scale, runs_root), seed=seed)
                     say(f"{name}: {_done(experiment, cell, config, scale, runs_root, quiet=quiet)}")
+                    update_results(experiment, scale, runs_root, results)
                 except InUseError:
                     say(f"{name}: left to the process that is at it")
                     elsewhere += 1
                 except (ShortlistError, OSError, RuntimeError) as wrong:  # such as a GPU's memory that is full
                     say(f"{name}: failed: {wrong}")
                     failures[str(wrong)].append(f"{cell.label}, seed {seed}")
-                    if len(failures[str(wrong)]) == number == _ALIKE:
+                    its_own_fault = isinstance(wrong, DivergedError)
+                    if len(failures[str(wrong)]) == number == _ALIKE and not its_own_fault:
                         say("the other runs would fail alike and are not tried")  # without the data, say
                         break
-                else:
-                    update_results(experiment, scale, runs_root, results)
     except KeyboardInterrupt:
         raise Interrupted("stopped; the same command goes on from here") from None
     try:
         everything = update_results(experiment, scale, runs_root, results)
     except (ShortlistError, OSError) as wrong:  # a full disk: what failed before must be told all the same
-        return [], [*_explained(experiment, failures, len(jobs)), str(wrong)]
+        new = [str(wrong)] if str(wrong) not in failures else []
+        return [], [*_explained(experiment, failures, len(jobs)), *new]
     say(f"wrote {results_file(results, experiment, scale)}" if everything else "there is no result yet")
     if elsewhere:
         say(f"{counted(elsewhere, 'run')} left to other processes: give the command again for the whole table")

@@ -6,8 +6,6 @@ from pathlib import Path
 from shortlist.reproduce import Scale
 from shortlist.reproduce.figures import gradient_sparsity, impact_of_b, impact_of_epsilon, level_sets
 
-__all__ = ["FIGURES", "Scale"]
-
 FIGURES: dict[str, Callable[[Path, Scale], list[Path]]] = {
     "level-sets-k2": level_sets.draw_k2,
     "level-sets-k1": level_sets.draw_k1,
