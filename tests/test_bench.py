@@ -353,8 +353,17 @@ def test_a_document_without_marks_is_left_alone(tmp_path: Path) -> None:
     with pytest.raises(sl.ShortlistError, match="must hold the lines"):
         write_performance([csv], tmp_path)
     assert (tmp_path / "performance.md").read_text() == "mine"
+
+
+def test_a_document_is_not_emptied(tmp_path: Path) -> None:
+    docs = new_docs(tmp_path / "docs")
+    before = (docs / "performance.md").read_text()
+    csv = write_csv(tmp_path / "out.csv", [measurement(wall_ms=1.0, note=QUICK_NOTE)])
+    with pytest.raises(sl.ShortlistError, match="nothing to show"):
+        write_performance([csv], docs)
+    assert (docs / "performance.md").read_text() == before
     with pytest.raises(sl.ShortlistError, match="cannot read"):
-        write_performance([tmp_path / "nowhere.csv"], new_docs(tmp_path / "docs"))
+        write_performance([tmp_path / "nowhere.csv"], docs)
 
 
 def test_the_published_document_can_be_rebuilt() -> None:

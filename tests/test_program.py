@@ -146,7 +146,13 @@ def test_what_is_no_image_does_not_keep_others_from_being_looked_at(run: Path, t
         draw_image(tmp_path / f"{number}.png", COLOURS["sky"], seed=number)
     (tmp_path / "._0.png").write_bytes(b"what a Mac leaves behind")
     (tmp_path / "folder.png").mkdir()
-    assert call("predict", run, tmp_path).returncode == 0
+    done = call("predict", run, tmp_path)
+    assert done.returncode == 0
+    assert "not used" not in done.stderr
+    (tmp_path / "phone.HEIC").write_bytes(b"of a kind that it cannot read")
+    assert (
+        f"not used, as these are no images to it: 1: {tmp_path / 'phone.HEIC'}" in call("predict", run, tmp_path).stderr
+    )
     (tmp_path / "1.png").write_bytes((tmp_path / "1.png").read_bytes()[:100])
     done = call("predict", run, tmp_path, "--json")
     assert [Path(json.loads(line)["image"]).name for line in done.stdout.splitlines()] == ["0.png", "2.png"]
@@ -303,8 +309,12 @@ WRONG = [
     (["train", "smoke", "--loss.k", "-1"], 2, "loss.k must be"),
     (["train", "smoke", "--train.accumulate", "7"], 2, "shortlist train: train.accumulate must divide train."),
     (["tune", "smoke", "--train.select", "few_top9"], 2, "shortlist tune: train.select must use one of train.ks"),
-    (["train", "smoke", "--loss.k", "400"], 1, "loss.k must be below the number of classes, 373, got 400"),
-    (["train", "smoke", "--train.ks", "1", "5000"], 1, "train.ks must not exceed the number of classes, 373, got"),
+    (["train", "smoke", "--loss.k", "400"], 1, "try --loss.k 372 --train.ks 1 3 5"),
+    (
+        ["train", "smoke", "--train.ks", "1", "5000"],
+        1,
+        "no train.ks above it, got 5 and (1, 5000): try --loss.k 5 --train.ks 1",
+    ),
     (["train", "smoke", "--train.device", "mps"], 1, "train.device = mps cannot be used here"),
     (["train", "folder", "--data.root", "/nowhere/at/all"], 1, "/nowhere/at/all"),
     (["train", "cifar100_table2_epsilon_1", "--data.root", "/nowhere"], 1, "/nowhere"),

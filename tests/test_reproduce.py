@@ -821,12 +821,19 @@ def test_the_document_is_rebuilt_exactly_from_the_files(tmp_path: Path) -> None:
     assert (first / "reproduction.md").read_text() == (second / "reproduction.md").read_text() == page
 
 
-def test_the_document_can_be_made_without_results(tmp_path: Path) -> None:
+def test_a_document_is_not_emptied(tmp_path: Path) -> None:
     docs = new_docs(tmp_path / "docs")
-    with pytest.raises(sl.ShortlistError, match="there is no folder"):
-        write_reproduction(tmp_path / "nowhere", docs)
-    page = write_reproduction(tmp_path, docs).read_text()
-    assert page.count("Nobody has run it yet.") == len(EXPERIMENTS)
+    before = (docs / "reproduction.md").read_text()
+    for folder in (tmp_path, tmp_path / "nowhere"):
+        with pytest.raises(sl.ShortlistError, match="there are no results in"):
+            write_reproduction(folder, docs)
+    assert (docs / "reproduction.md").read_text() == before
+
+
+def test_the_document_has_what_nobody_has_run_too(tmp_path: Path) -> None:
+    write_results(tmp_path / "cifar100-top5.csv", [made_up(85.25)])
+    page = write_reproduction(tmp_path, new_docs(tmp_path / "docs")).read_text()
+    assert page.count("Nobody has run it yet.") == len(EXPERIMENTS) - 1
     assert all(f"`shortlist reproduce {name}`" in page for name in EXPERIMENTS)
     ours = [line for line in page.splitlines() if "| ours |" in line]
     assert ours
@@ -844,6 +851,7 @@ def test_the_document_is_made_as_a_whole() -> None:
 
 
 def test_a_document_without_marks_is_left_alone(tmp_path: Path) -> None:
+    write_results(tmp_path / "cifar100-top5.csv", [made_up(85.25)])
     (tmp_path / "reproduction.md").write_text("mine")
     with pytest.raises(sl.ShortlistError, match="must hold the lines"):
         write_reproduction(tmp_path, tmp_path)

@@ -25,6 +25,7 @@ from shortlist.config import DataConfig, LossConfig, ModelConfig, OptimConfig, R
 from shortlist.data import load_problem
 from shortlist.data.files import FileSplit
 from shortlist.evaluation import Evaluation, evaluate_run
+from shortlist.run_records import read_classes
 from shortlist.runs import RunFolder
 from shortlist.training import DivergedError, Interrupted, Trainer, train
 from shortlist.whole_files import WRITING
@@ -244,9 +245,11 @@ def test_a_run_goes_on_with_its_own_data_alone(tmp_path: Path, monkeypatch: pyte
         with pytest.raises(SystemExit):
             train(config, folder=tmp_path / "run", quiet=True)
     np.savez(data, x=np.concatenate([x, x[:1]]), y=np.concatenate([y, y[:1]]))
-    with pytest.raises(ShortlistError, match="the data has changed: other images would be held out"):
+    before, label = read_classes(RunFolder(tmp_path / "run")).train_images, y[0]
+    now = rf"{label}: {before[label] + 1} training images, not {before[label]}"
+    with pytest.raises(ShortlistError, match=rf"the data has changed \({now}\): other images would be held out"):
         train(config, folder=tmp_path / "run", resume=True, quiet=True)
-    with pytest.raises(ShortlistError, match="the data has changed: other images would be held out"):
+    with pytest.raises(ShortlistError, match=rf"the data has changed \({now}\): other images would be held out"):
         evaluate_run(RunFolder(tmp_path / "run"), device="cpu")
     names = [f"{number:02}" for number in range(NUM_CLASSES)]
     np.savez(data, x=x, y=y, classes=np.array(names))
@@ -318,6 +321,8 @@ def test_a_run_goes_on_where_its_data_is_now_and_however_it_is_read(
     run = train(config, folder=tmp_path / "run", resume=True, quiet=True)
     assert run.finished
     assert run.config == photos_config(tmp_path / "photos"), "it is still that run"
+    with pytest.raises(ShortlistError, match=r"is not at .*photos: say by --root where it is"):
+        evaluate_run(run, device="cpu")
     there = evaluate_run(run, root=str(tmp_path / "moved"), device="cpu")[0]
     assert there.metrics == run.read_json("final.json")["test"]
 

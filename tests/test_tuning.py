@@ -115,6 +115,9 @@ def test_given_values_join_or_replace_the_grid_and_span_what_is_sampled() -> Non
         "loss.scale": (40,),
         "optim.lr": Range(0.01, 0.1, log=True),
     }
+    without_grid = recipes.build("plantnet_table5_noised_k5")
+    assert search_axes(without_grid, search=["optim.lr=0.05,0.2"]) == {"optim.lr": (0.05, 0.2)}, "as it was typed"
+    assert search_axes(without_grid) == RANGES["noised_topk_hinge"]
 
 
 def test_what_was_set_is_not_searched_unless_asked_for() -> None:
@@ -260,6 +263,12 @@ def test_from_the_command_line_to_the_test_of_the_best(
     assert "test micro_top1" in capsys.readouterr().out
     assert run.metrics() == before, "nothing was trained again"
     assert run.read_json("final.json")["val"]["macro_top3"] == float(best["val_macro_top3"])
+
+    cli.tune([*small_arguments, "--csv", "trials.csv"])
+    *_, command = capsys.readouterr().out.strip().splitlines()
+    monkeypatch.setattr(sys, "argv", shlex.split(command))
+    cli.main()
+    assert Path("report.html").is_file(), "what has been tested is shown"
 
 
 def test_the_test_images_are_never_read(config: RunConfig, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -134,12 +134,15 @@ def predict(arguments: list[str]) -> None:
     """K suggestions for images: shortlist predict RUN IMAGES..."""
     parsed = _parse(_PredictArguments, arguments, "predict")
 
+    from shortlist.data.stratify import some_of
     from shortlist.predicting import Predictor, image_files
     from shortlist.runs import RunFolder
 
     if not parsed.images:
         raise ShortlistError("name image files, or folders of them")
-    files = image_files(parsed.images)
+    files, unused = image_files(parsed.images)
+    if unused:
+        _say(f"not used, as these are no images to it: {len(unused)}: {some_of([str(path) for path in unused])}")
     run = RunFolder.existing(parsed.run)
     k = run.config.loss.k if parsed.k is None else parsed.k
     if k < 1:
@@ -344,7 +347,7 @@ def _check_patterns(patterns: Sequence[str], experiments: "Sequence[Experiment]"
 @dataclass(frozen=True, kw_only=True)
 class _TuneArguments(_RecipeArguments):
     grid: Literal["auto", "paper", "given", "none"] = "auto"
-    """The paper's values for this loss; those given by --search alone; none: sample; auto: the paper's, if any."""
+    """paper: its values; given: those of --search alone; none: sample; auto: the first of these that there is."""
     search: tuple[str, ...] = ()
     """Further settings or values, e.g. loss.scale=30,50 optim.lr=0.05,0.2; when sampling, the range between them."""
     trials: int | None = None
@@ -501,8 +504,9 @@ def _slowed_down_as(recipe: RunConfig, arguments: RunConfig) -> OptimConfig:
         return arguments.optim
     scaled = recipes.scaled_milestones(recipe, arguments.train.epochs)
     if scaled != list(recipe.optim.milestones) and _is_first_rank():
-        places = ", ".join(map(str, scaled)) or "none"
-        _say(f"the learning rate falls at epochs {places}, in proportion to the recipe's")
+        epochs = f"epoch{'s' if len(scaled) > 1 else ''} {', '.join(map(str, scaled))}"
+        what = f"falls after {epochs}, in proportion to the recipe's" if scaled else "does not fall in so few epochs"
+        _say(f"the learning rate {what}")
     return dataclasses.replace(arguments.optim, milestones=tuple(scaled))
 
 

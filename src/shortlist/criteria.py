@@ -37,6 +37,17 @@ def refuse_cosines_without_scale(config: RunConfig) -> None:
         )
 
 
+def refuse_large_ks(config: RunConfig, classes: int) -> None:
+    """Raise an error, which tells of all of them at once, if there are too few classes for a K."""
+    k, ks = config.loss.k, config.train.ks
+    if k >= classes or max(ks) > classes:
+        smaller = [str(each) for each in ks if each < classes] or ["1"]
+        raise ShortlistError(
+            f"loss.k must be below the number of classes, {classes}, and no train.ks above it, got {k} and {ks}: "
+            f"try --loss.k {min(k, classes - 1)} --train.ks {' '.join(smaller)}"
+        )
+
+
 def build_loss(config: LossConfig, class_counts: Tensor) -> nn.Module:
     """The configured loss for classes with these numbers of training images."""
     if config.k >= len(class_counts):

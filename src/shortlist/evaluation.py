@@ -4,6 +4,7 @@ import csv
 import io
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -134,6 +135,8 @@ def evaluate_run(
     if split not in ("train", "val", "test"):
         raise ShortlistError(f"split must be train, val or test, got {split!r}")
     config = run.config
+    if not root and config.data.root and not Path(config.data.root).expanduser().exists():
+        raise ShortlistError(f"the data of {run.path} is not at {config.data.root}: say by --root where it is")
     problem = load_problem(replace(config.data, root=root or config.data.root))
     refuse_other_data(problem, run)
     model = build_model(replace(config.model, pretrained=False), problem.input_shape, len(problem.classes))

@@ -81,17 +81,20 @@ class Predictor:
                 yield path, [Suggestion(self.classes[c], score) for c, score in zip(classes, scores, strict=True)]
 
 
-def image_files(paths: Sequence[Path]) -> list[Path]:
-    """Files as they are, and all images below folders, in the order of their names."""
+def image_files(paths: Sequence[Path]) -> tuple[list[Path], list[Path]]:
+    """Files as they are, and all images below folders, in the order of their names; and what else lies there."""
     found: list[Path] = []
+    others: list[Path] = []
     for path in paths:
         if path.is_dir():
-            below = [each for each in files_below(path) if each.suffix.lower() in SUFFIXES]
-            if not below:
+            below = files_below(path)
+            images = [each for each in below if each.suffix.lower() in SUFFIXES]
+            if not images:
                 raise ShortlistError(f"there is no image in {path}")
-            found += below
+            found += images
+            others += [each for each in below if each not in images]
         elif path.is_file():
             found.append(path)
         else:
             raise ShortlistError(f"there is no file {path}")
-    return found
+    return found, others

@@ -1,7 +1,9 @@
 """Whether data still is what a run recorded of it."""
 
 from shortlist.data.splits import Problem
+from shortlist.data.stratify import some_of
 from shortlist.errors import ShortlistError
+from shortlist.report.formats import counted
 from shortlist.run_records import read_classes
 from shortlist.runs import RunFolder
 
@@ -19,8 +21,8 @@ def refuse_other_data(problem: Problem, run: RunFolder) -> None:
     recorded = run.read_json("facts.json")
     if any(problem.facts[name] != recorded.get(name) for name in _HELD_OUT if name in problem.facts):
         raise ShortlistError(
-            f"the data has changed: other images would be held out for validation and test than {run.path} had; "
-            "put back what it was trained on"
+            f"the data has changed{_where(problem, run)}: other images would be held out for validation and test than "
+            f"{run.path} had; put back what it was trained on"
         )
 
 
@@ -34,6 +36,17 @@ def refuse_other_training_images(problem: Problem, run: RunFolder) -> None:
     """Raise an error unless a run that goes on would go on with the images, and in the order, that it began with."""
     if has_other_training_images(problem, run):
         raise ShortlistError(
-            f"the data has changed: the training images are not those that {run.path} began with; put them back, or "
-            "begin a run in another folder"
+            f"the data has changed{_where(problem, run)}: the training images are not those that {run.path} began "
+            "with; put them back, or begin a run in another folder"
         )
+
+
+def _where(problem: Problem, run: RunFolder) -> str:
+    """Classes whose numbers tell that something came or went. One file for another cannot be seen in these."""
+    now, then = problem.class_counts.tolist(), read_classes(run).train_images
+    changes = [
+        f"{name}: {counted(here, 'training image')}, not {before}"
+        for name, here, before in zip(problem.classes, now, then, strict=True)
+        if here != before
+    ]
+    return f" ({some_of(changes)})" if changes else ""

@@ -68,6 +68,7 @@ def search_axes(
 ) -> dict[str, Axis]:
     """What to try for each setting: all values (a grid), or all ranges (to sample from).
 
+    ``auto`` is the paper's grid for the loss; without one, the values of ``search``; without these, ranges of the loss.
     A setting that is among the ``fixed``, or not as in the configuration's recipe, was set by somebody, and stays as it
     is unless ``search`` names it.
 
@@ -84,7 +85,9 @@ def search_axes(
     if grid == "given" and not search:
         raise ShortlistError("--grid given needs --search, e.g. --search loss.scale=30,50")
     given = _parsed(config, search)
-    sampled = grid == "none" or (grid == "auto" and loss not in PAPER_GRIDS)
+    if grid == "auto":
+        grid = "paper" if loss in PAPER_GRIDS else "given" if given else "none"
+    sampled = grid == "none"
     usual: Mapping[str, Axis] = {} if grid == "given" else RANGES.get(loss, {}) if sampled else PAPER_GRIDS[loss]
     kept = [name for name in usual if name not in given and (name in fixed or _is_set_by_user(config, name))]
     asked = {name: _spanned(values) if sampled else values for name, values in given.items()}
@@ -136,7 +139,9 @@ def _parsed(config: RunConfig, search: Sequence[str]) -> dict[str, tuple[float, 
         part = getattr(config, section, None)
         kinds = typing.get_type_hints(type(part)) if dataclasses.is_dataclass(part) else {}
         if equals and name in kinds and kinds[name] is not float:
-            raise ShortlistError(f"search must name a setting that takes any number, and {section}.{name} does not")
+            raise ShortlistError(
+                f"search must name a setting that takes any number, as optim.lr does, and {section}.{name} does not"
+            )
         if not equals or name not in kinds:
             raise ShortlistError(f"search must name a number among the settings, as loss.scale=30,50, got {text!r}")
         if f"{section}.{name}" in given:

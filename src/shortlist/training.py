@@ -26,7 +26,7 @@ from torch.utils.tensorboard import SummaryWriter
 from shortlist.captured import CapturedStep
 from shortlist.class_sizes import size_groups
 from shortlist.config import OptimConfig, RunConfig
-from shortlist.criteria import build_loss, refuse_cosines_without_scale
+from shortlist.criteria import build_loss, refuse_cosines_without_scale, refuse_large_ks
 from shortlist.data import load_problem
 from shortlist.data.splits import Problem, evaluation_plan, fewest_images, mix_seed, training_plan
 from shortlist.data.stratify import some_of
@@ -135,12 +135,9 @@ class Trainer:
             from shortlist.data.folder import refuse_run_among_classes
 
             refuse_run_among_classes(run.path, config.data)
+        refuse_large_ks(config, len(self.problem.classes))
         torch.manual_seed(mix_seed(config.seed, _INIT))
         model: nn.Module = build_model(config.model, self.problem.input_shape, len(self.problem.classes))
-        if max(config.train.ks) > len(self.problem.classes):
-            raise ShortlistError(
-                f"train.ks must not exceed the number of classes, {len(self.problem.classes)}, got {config.train.ks}"
-            )
         group = size_groups(self.problem.class_counts).get(config.select_metric.partition("_")[0])
         if group is not None and not group[self.problem.val.labels].any():
             raise self._without_value()  # now, and not after an epoch
@@ -230,7 +227,9 @@ class Trainer:
             self.optimizer.load_state_dict(state["optimizer"])
             self.fabric.strategy.precision.load_state_dict(state["precision"])
             self.at = Position(**state["position"])
-            self.progress.say(f"resuming {self.folder.path} at epoch {self.at.epoch + 1}, step {self.at.step}")
+            done = self.at.epoch == self.config.train.epochs
+            where = "after its last epoch" if done else f"at epoch {self.at.epoch + 1}, step {self.at.step}"
+            self.progress.say(f"resuming {self.folder.path} {where}")
         self.progress.say(_found(self.problem))
         if not self.writes:
             return

@@ -106,10 +106,15 @@ class Findings:
 
     @property
     def command(self) -> str | None:
-        """What to type to train the best trial; where it was run, its epochs are done and only the test is left."""
+        """What to type to train the best trial; where it was run, its epochs are done and only the test is left.
+
+        One that had been trained before the search has its test too, and is shown.
+        """
         if not (ranking := self.ranking):
             return None
         best = ranking[0]
+        if RunFolder(best.folder).finished:
+            return shlex.join(["shortlist", "report", str(best.folder)])
         config = changed(self.config, best.settings)
         # What does not make it another run, such as the device, is part of its folder's name all the same.
         place = [] if best.folder == default_folder(config) else ["--out", str(best.folder)]
@@ -147,7 +152,7 @@ def tune(
         config: What all trials share, e.g. from ``shortlist.recipes``; its select metric is what is maximised. What is
             not as in its recipe stays as it is, unless ``search`` names it.
         grid: ``paper``: the paper's values for this loss. ``given``: those of ``search`` alone. ``none``: sample.
-            ``auto``: the paper's where there are any.
+            ``auto``: the paper's where there are any, else those of ``search``, else sample.
         search: Further settings, or other values for them, as ``loss.scale=30,50``: all of them in a grid, the range
             between them when sampling.
         fixed: Settings, as ``loss.scale``, that stay as in ``config`` even if that is as in the recipe.

@@ -36,7 +36,7 @@ def test_the_seed_decides() -> None:
 
 def test_a_class_too_small_to_split_is_named() -> None:
     labels = torch.tensor([0] * 10 + [1] * 2)
-    with pytest.raises(ShortlistError, match=r"at least 3; too few in 1 of 2 classes: rare \(2\)"):
+    with pytest.raises(ShortlistError, match=r"at least 3 images, .* too few in 1 of 2 classes: rare \(2\)"):
         hold_out(labels, ["common", "rare"], 0.1, 2, generator())
 
 

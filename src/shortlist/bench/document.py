@@ -26,7 +26,11 @@ def write_performance(files: Sequence[Path], docs: Path) -> Path:
     if not files:
         raise ShortlistError("name the CSV files and then the folder, e.g. shortlist bench --document bench.csv docs")
     page = MarkedPage(docs / f"{_NAME}.md", "shortlist bench --document")
-    page.rewrite("\n\n".join(_sections(latest(read_measurements(files)), docs)))
+    if not (sections := _sections(latest(read_measurements(files)), docs)):
+        raise ShortlistError(
+            f"there is nothing to show in {', '.join(map(str, files))}: quick measurements do not count"
+        )
+    page.rewrite("\n\n".join(sections))
     return page.path
 
 

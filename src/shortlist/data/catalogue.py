@@ -81,7 +81,7 @@ _ENTRIES = (
     Entry(
         name="folder",
         what="Your own images, in a folder for each class.",
-        size="any number of classes and images, of any size and format",
+        size="any number of classes and images, of any size, in the usual formats (not HEIC)",
         terms="yours",
         fetch="nothing",
         put="data.root/<class>/<image>, or data.root/train/<class>/<image> with val and test beside it",
@@ -93,7 +93,7 @@ _ENTRIES = (
         terms="yours",
         fetch="nothing",
         put="one file, .npz or .safetensors, as data.root: train_x (N, d) floats and train_y (N,) labels from 0 "
-        "(or x and y), val_x, val_y, test_x, test_y and class names if you have them",
+        "(or x and y), val_x, val_y, test_x, test_y, and classes, their names, if you have them",
     ),
 )
 

@@ -28,8 +28,9 @@ def hold_out(
     short = (available <= parts * taken).nonzero().flatten().tolist()
     if short:
         raise ShortlistError(
-            f"every class must have more images than the {parts} x {fraction} that are held out of it, at least "
-            f"{parts + 1}; too few in {len(short)} of {len(classes)} classes: "
+            f"every class must have at least {parts + 1} images, and more than are held out of it, a share of "
+            f"{fraction} (data.val_fraction){' each for validation and test' if parts == 2 else ''}; too few in "
+            f"{len(short)} of {len(classes)} classes: "
             + some_of([f"{classes[label]} ({int(available[label])})" for label in short])
         )
     grouped, place_in_class = shuffled_within_classes(labels, generator)

@@ -38,8 +38,8 @@ def write_reproduction(results: Path, docs: Path) -> Path:
     Returns:
         The document.
     """
-    if not results.is_dir():
-        raise ShortlistError(f"there is no folder {results} with results")
+    if not any(results_file(results, experiment, "paper").is_file() for experiment in EXPERIMENTS.values()):
+        raise ShortlistError(f"there are no results in {results}")
     page = MarkedPage(docs / f"{_NAME}.md", "shortlist reproduce --document")
     page.rewrite("\n\n".join([*_tables(results, docs), *_figures(docs)]))
     return page.path
