@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -16,7 +17,8 @@ from torch import Tensor
 
 import shortlist as sl
 from shortlist import bench, functional, metrics
-from shortlist.bench import losses, twins
+from shortlist.bench import epochs, loop, losses, twins
+from shortlist.bench.contenders import Bench
 from shortlist.bench.document import write_performance
 from shortlist.bench.measurements import (
     COLUMNS,
@@ -29,6 +31,7 @@ from shortlist.bench.measurements import (
 )
 from shortlist.bench.plots import _pushed_apart
 from shortlist.bench.timing import QUICK, Pace, Step, Timing, interleaved_wall_times
+from shortlist.config import RunConfig
 from shortlist.marked_pages import END, begin_mark
 from shortlist.noised_head import NoisedTopKHead
 
@@ -63,6 +66,24 @@ def test_a_quick_run_passes_through_every_suite(tmp_path: Path) -> None:
     entries = {row.entry for row in rows}
     assert {"cross-entropy", "pytopk", "shortlist", "shortlist, sparse gradient", "torch.sort alone"} <= entries
     assert "loop is left out" in done.stderr
+
+
+@pytest.mark.parametrize("suite", [loop, epochs])
+def test_both_loops_run_where_the_measurement_says(suite: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    class StartedError(Exception):
+        pass
+
+    def started(config: RunConfig, **options: Any) -> None:
+        raise StartedError(config.train.device)
+
+    monkeypatch.setattr(suite, "train", started)
+    monkeypatch.setattr(loop, "_plain_epochs", lambda setup, problem, device: [float(device.type == "cpu")] * 2)
+    here = Bench(torch.device("cpu"), quick=suite is epochs, say=lambda message: None)
+    rows = suite.measure(here)
+    if suite is loop:
+        assert next(rows).wall_ms == 1000
+    with pytest.raises(StartedError, match=r"^cpu$"):
+        next(rows)
 
 
 @pytest.mark.gpu

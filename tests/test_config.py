@@ -20,6 +20,7 @@ from shortlist.config import (
     OptimConfig,
     RunConfig,
     TrainConfig,
+    changed,
     from_dict,
     to_dict,
 )
@@ -49,8 +50,46 @@ def test_configurations_are_frozen() -> None:
 def test_the_key_ignores_the_seed_and_nothing_else() -> None:
     config = RunConfig()
     assert config.key() == replace(config, seed=7).key()
-    assert config.key() != replace(config, loss=LossConfig(k=3)).key()
-    assert config.key() != replace(config, data=DataConfig(seed=1)).key()
+    others: dict[str, Any] = {
+        "data.name": "folder",
+        "data.imbalance": 10.0,
+        "data.imbalance_kind": "step",
+        "data.noise_groups": "consecutive",
+        "data.augment": "none",
+        "data.on_bad_image": "skip",
+        "model.head": "cosine",
+        "loss.name": "focal",
+        "optim.name": "adamw",
+        "optim.momentum": 0.5,
+        "optim.schedule": "cosine",
+        "train.accumulate": 2,
+        "train.device": "cpu",
+        "train.precision": "bf16-mixed",
+        "train.select": "micro_top1",
+    }
+    for section, settings in to_dict(config).items():
+        for name, value in settings.items() if isinstance(settings, dict) else ():
+            setting = f"{section}.{name}"
+            other = others.get(setting, _another(value))
+            assert changed(config, {setting: other}).key() != config.key(), setting
+
+
+def _another(value: Any) -> Any:
+    match value:
+        case bool():
+            return not value
+        case int():
+            return 2 * value + 1
+        case float():
+            return value / 2 + 0.01
+    return [*value, 7] if isinstance(value, list) else f"{value}2"
+
+
+def test_changes_name_what_there_is() -> None:
+    assert changed(RunConfig(), {"seed": 3}).seed == 3
+    for name in ("los.k", "loss.kk", "seed.k", "sede"):
+        with pytest.raises(ShortlistError, match=f"there is no setting {name}"):
+            changed(RunConfig(), {name: 3})
 
 
 def test_equal_configurations_have_equal_keys() -> None:

@@ -16,7 +16,17 @@ from shortlist.runs import RunFolder
 
 def test_densenet_40_40_has_the_parameters_of_the_papers_network() -> None:
     model = build_model(ModelConfig(name="densenet40_40"), (3, 32, 32), 100)
-    assert sum(parameter.numel() for parameter in model.parameters()) == 1_941_620
+    growth, channels = 40, 80
+    count = 3 * channels * 9
+    for block in range(3):
+        for _ in range(6):  # normalisation, 1 x 1 to four times the growth, normalisation, 3 x 3
+            count += 2 * channels + channels * 4 * growth + 2 * 4 * growth + 4 * growth * growth * 9
+            channels += growth
+        if block < 2:
+            count += 2 * channels + channels * (channels // 2)
+            channels //= 2
+    count += 2 * channels + channels * 100 + 100
+    assert sum(parameter.numel() for parameter in model.parameters()) == count
     assert model(torch.zeros(2, 3, 32, 32)).shape == (2, 100)
 
 

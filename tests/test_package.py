@@ -154,6 +154,13 @@ def test_without_its_packages_the_program_says_what_it_takes() -> None:
     assert done.stderr == "shortlist: the program needs tyro: pip install 'shortlist[train]'\n"
 
 
+def test_where_the_program_cannot_run_no_package_is_asked_for() -> None:
+    code = "import sys; sys.modules['fcntl'] = None; from shortlist.__main__ import main; main()"  # as on Windows
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr == "shortlist: the program runs on Linux and macOS; the library runs elsewhere too\n"
+
+
 # README
 
 

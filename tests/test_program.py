@@ -151,7 +151,7 @@ def test_what_is_no_image_does_not_keep_others_from_being_looked_at(run: Path, t
     assert "not used" not in done.stderr
     (tmp_path / "phone.HEIC").write_bytes(b"of a kind that it cannot read")
     assert (
-        f"not used, as these are no images to it: 1: {tmp_path / 'phone.HEIC'}" in call("predict", run, tmp_path).stderr
+        f"not used, as they are no image files: 1: {tmp_path / 'phone.HEIC'}" in call("predict", run, tmp_path).stderr
     )
     (tmp_path / "1.png").write_bytes((tmp_path / "1.png").read_bytes()[:100])
     done = call("predict", run, tmp_path, "--json")

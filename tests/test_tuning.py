@@ -26,7 +26,7 @@ import torch
 from optuna.trial import Trial
 
 from shortlist import ShortlistError, cli, recipes, tuning
-from shortlist.config import LossConfig, RunConfig, changed, from_dict, to_dict
+from shortlist.config import LossConfig, RunConfig, changed, differences, from_dict, to_dict
 from shortlist.data.tensors import TensorSplit
 from shortlist.runs import RunFolder, default_folder
 from shortlist.search_space import PAPER_GRIDS, RANGES, Range, grid_points, search_axes
@@ -303,6 +303,14 @@ def test_a_number_typed_as_it_was_opens_the_same_study() -> None:
     config = recipes.build("embeddings")
     typed = replace(config, loss=replace(config.loss, n_samples=float(config.loss.n_samples)))
     assert tuning._study_name(typed, {}) == tuning._study_name(config, {})
+
+
+def test_what_makes_no_other_run_makes_no_other_study() -> None:
+    config = recipes.build("folder")
+    slower = changed(config, {"train.eval_batch_size": 8, "train.device": "cpu", "data.on_bad_image": "skip"})
+    assert not differences(slower, config)
+    assert tuning._study_name(slower, {}) == tuning._study_name(config, {})
+    assert tuning._study_name(changed(config, {"data.root": "there"}), {}) != tuning._study_name(config, {})
 
 
 def test_another_study_takes_what_runs_there_are(config: RunConfig, epochs_begun: list[Any]) -> None:

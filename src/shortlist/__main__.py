@@ -12,6 +12,8 @@ def main() -> None:
     except ModuleNotFoundError as missing:
         if (missing.name or "").startswith("shortlist"):
             raise
+        if missing.name in sys.stdlib_module_names:  # fcntl, on Windows
+            sys.exit("shortlist: the program runs on Linux and macOS; the library runs elsewhere too")
         sys.exit(f"shortlist: the program needs {missing.name}: pip install 'shortlist[train]'")
     cli.main()
 

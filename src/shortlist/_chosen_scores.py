@@ -171,7 +171,7 @@ class _WeightGradient:
 
 
 def _meeting(classes_M: Tensor, num_classes: int, dtype: torch.dtype) -> Tensor | None:
-    """For every choice the number of one choice of the same class, and the same one for all of them.
+    """For every choice the index of one choice that stands for all of its class.
 
     None where sums of this dtype need no such meeting: in a half type each of many additions would round. This needs no
     sort, and not the number of distinct classes, for which the host would have to wait.

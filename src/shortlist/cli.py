@@ -24,7 +24,7 @@ from rich.table import Table
 
 from shortlist import recipes
 from shortlist.bench import Suite
-from shortlist.config import OptimConfig, RunConfig, differences
+from shortlist.config import SETTINGS_OF, OptimConfig, RunConfig, differences
 from shortlist.errors import ShortlistError
 from shortlist.reproduce import Scale
 
@@ -142,7 +142,7 @@ def predict(arguments: list[str]) -> None:
         raise ShortlistError("name image files, or folders of them")
     files, unused = image_files(parsed.images)
     if unused:
-        _say(f"not used, as these are no images to it: {len(unused)}: {some_of([str(path) for path in unused])}")
+        _say(f"not used, as they are no image files: {len(unused)}: {some_of([str(path) for path in unused])}")
     run = RunFolder.existing(parsed.run)
     k = run.config.loss.k if parsed.k is None else parsed.k
     if k < 1:
@@ -453,7 +453,7 @@ def main() -> None:
 
 
 def _forget_output() -> None:
-    """Or Python would try at its exit to write what is left, and fail again."""
+    """Send the rest of the output nowhere: at its exit Python would try to write it, and fail again."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
@@ -486,11 +486,21 @@ def _parse_recipe(kind: type[_RecipeArguments], arguments: list[str], command: s
     settings = {name: getattr(parsed, name) for name in names}
     if "optim.milestones" not in _options(arguments):
         settings["optim"] = _slowed_down_as(recipe, parsed)
+    _say_what_another_loss_inherits(recipe, parsed, _options(arguments))
     try:
         return parsed, RunConfig(**settings)
     except ShortlistError as wrong:
         _say(f"shortlist {command}: {wrong}")
         sys.exit(2)
+
+
+def _say_what_another_loss_inherits(recipe: RunConfig, arguments: RunConfig, typed: Sequence[str]) -> None:
+    """The recipe's settings were chosen for its own loss, and may be far off for another."""
+    loss = arguments.loss
+    names = [name for name in SETTINGS_OF[loss.name] if name != "k" and f"loss.{name}" not in typed]
+    if names and loss.name != recipe.loss.name and _is_first_rank():
+        kept = ", ".join(f"loss.{name} = {getattr(loss, name):g}" for name in names)
+        _say(f"{kept} as in the recipe, whose loss is {recipe.loss.name}: {loss.name} may need others")
 
 
 def _options(arguments: list[str]) -> list[str]:

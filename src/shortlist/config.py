@@ -105,6 +105,8 @@ class ModelConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class LossConfig:
+    """The defaults are the program's; those of the Modules differ for ldam and the imbalanced loss."""
+
     name: LossName = "noised_topk_hinge"
     """Which loss to train with."""
     k: int = 5
@@ -277,8 +279,10 @@ def changed(config: RunConfig, changes: Changes) -> RunConfig:
     """
     settings = to_dict(config)
     for name, value in changes.items():
-        section, _, setting = name.partition(".")
-        settings[section][setting] = value
+        section, _, setting = name.rpartition(".")
+        if section and not isinstance(settings.get(section), dict):
+            raise ShortlistError(f"there is no setting {name}")
+        (settings[section] if section else settings)[setting] = value
     return from_dict(settings)
 
 

@@ -8,7 +8,7 @@ The shared keywords mean what they mean for ``F.cross_entropy``:
     ignore_index: Rows with this label count for nothing.
     reduction: ``"mean"``, ``"sum"`` or ``"none"``.
 
-A row with a NaN or infinite score has a NaN or infinite loss. To rule out a class, give it a large negative score such
+A row with a NaN or infinite score has a NaN loss. To rule out a class, give it a large negative score such
 as -1e4, not -inf. The arithmetic of half types runs in float32.
 
 Shape suffixes: R rows, L classes, C candidate classes (the label's, or all of them for probabilities).
@@ -288,7 +288,7 @@ def logit_adjusted(
     Args:
         scores, target, weight, ignore_index, reduction: As in ``F.cross_entropy``.
         class_counts: ``(L,)`` training images of each class.
-        tau: How much of the prior to take off the scores' shoulders; 0 gives the cross-entropy.
+        tau: Strength of the adjustment: 1 is the balanced softmax, 0 the cross-entropy.
 
     Example:
         >>> logit_adjusted(torch.zeros(1, 2), torch.tensor([0]), [1, 3])  # -log(1/4)
@@ -331,7 +331,8 @@ def noised_topk_hinge(
         epsilon: Scale of the noise, on the scale of the scores; 0 gives ``calibrated_topk_hinge``.
         n_samples: Number B of draws; ``math.inf`` takes the expectation itself, without noise (see ``exact_topk``).
         noise: The draws themselves, shaped like ``scores`` with one more dimension at the end, of size B.
-        generator: Source of fresh draws; by default that of the device, told apart by rank.
+        generator: Source of fresh draws; by default the device's, from which ranks with the same seed still draw
+            different noise.
 
     Example:
         >>> scores, target = torch.tensor([[3.0, 2.5, 1.0]]), torch.tensor([2])

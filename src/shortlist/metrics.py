@@ -32,7 +32,7 @@ class TopKMetrics(Metric):
     """Micro, macro and few / medium / many top-K accuracy, for several K in one pass.
 
     An image is correct at K if fewer than K scores are strictly above its label's: a tie with the K-th counts as
-    correct. A label whose score is NaN is wrong at every K, and so is one beside K or more NaN scores.
+    correct. A label whose score is NaN is wrong at every K; NaN scores of other classes count as above it.
 
     The state is one integer count a class and K, summed across ranks, so the result does not depend on how the images
     were divided into batches or ranks.

@@ -215,10 +215,10 @@ class NoisedTopKHead(NoisedHead):
         cosine: Score by cosines, as ``CosineLinear`` does, without a bias.
         bias: Whether the linear layer has one.
         sparse_grad: Leave sparse gradients, as ``nn.Embedding(sparse=True)`` does, for ``torch.optim.SparseAdam`` or
-            plain ``SGD``: backward and the step then cost no time in L, and no gradient is as large as the weight
-            (``SparseAdam`` keeps its averages for all classes). A class counts as touched where it is a label or was
-            found by a draw, even if its gradient is zero. ``DistributedDataParallel`` takes sparse gradients from
-            ``nn.Embedding`` alone: keep them dense there.
+            plain ``SGD``: the time of backward and of the step then does not depend on L, and no gradient is as large
+            as the weight (``SparseAdam`` keeps its averages for all classes). A class counts as touched where it is a
+            label or was found by a draw, even if its gradient is zero. ``DistributedDataParallel`` takes sparse
+            gradients from ``nn.Embedding`` alone: keep them dense there.
 
     On a GPU, chunks of thousands of classes are searched by kernels that draw hardly any of the noise. Chunks are that
     long up to about 8,000 rows at K = 5, 2,000 at K = 100; larger batches are slower, and better split.

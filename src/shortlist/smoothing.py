@@ -62,7 +62,8 @@ def smooth_topk(
         n_samples: Number B of draws. For the limit of infinitely many see ``exact_topk``.
         dim: The dimension of the classes.
         noise: The draws themselves, shaped like ``x`` with one more dimension at the end, of size B.
-        generator: Source of fresh draws; by default that of the device, told apart by rank.
+        generator: Source of fresh draws; by default the device's, from which ranks with the same seed still draw
+            different noise.
 
     Returns:
         ``x`` without ``dim``, in the dtype of ``x``.

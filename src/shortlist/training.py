@@ -185,7 +185,7 @@ class Trainer:
         return train.cuda_graph and alike and alone and not self._scales_gradients
 
     def read_test_images(self) -> None:
-        """One that cannot be read would end the run, after all of its training."""
+        """Once, before training: one that cannot be read would end the run after all of it."""
         test, size = self.problem.test, self.config.train.eval_batch_size
         if self.config.data.on_bad_image == "fail" and not isinstance(test, TensorSplit):
             plan = evaluation_plan(len(test), size, self.fabric.global_rank, self.fabric.world_size)

@@ -6,7 +6,7 @@ can be read off the storage at any time, so nobody has to be asked, and nothing 
 was given up (its process was stopped or killed) is marked as failed, which is to say dead, and its settings wait in
 the queue for the next process, which goes on from the run's last checkpoint.
 
-The only file that imports Optuna.
+With ``study_storage.py`` the only file that imports Optuna.
 """
 
 import csv
@@ -38,7 +38,7 @@ from rich.table import Table
 from sqlalchemy.exc import SQLAlchemyError
 
 from shortlist import recipes
-from shortlist.config import RunConfig, canonical, changed, to_dict
+from shortlist.config import RunConfig, canonical, changed, essential, to_dict
 from shortlist.data import load_problem
 from shortlist.data.splits import Problem, mix_seed
 from shortlist.errors import ShortlistError
@@ -444,10 +444,7 @@ def _described(axes: Mapping[str, Axis]) -> str:
 
 def _study_name(config: RunConfig, axes: Mapping[str, Axis]) -> str:
     """The same for the same command on any machine, whatever the number of trials; other settings, another study."""
-    shared = canonical(config)
-    del shared["data"]["workers"], shared["train"]["device"]
-    if not config.data.is_named_by_root:
-        del shared["data"]["root"]
+    shared = canonical(essential(config))
     for setting in axes:
         section, _, name = setting.partition(".")
         del shared[section][name]
@@ -472,7 +469,7 @@ def _living(study: optuna.Study) -> list[FrozenTrial]:
 
 
 def _settings(trial: FrozenTrial) -> Settings:
-    """Of a trial that waits, too, which has no parameters yet."""
+    """A trial's, also while it waits and has no parameters yet."""
     settings: Settings = trial.user_attrs.get(_SETTINGS, trial.params)
     return settings
 

@@ -13,7 +13,7 @@ from shortlist.bench.contenders import Bench
 from shortlist.bench.losses import CROSS_ENTROPY, OURS
 from shortlist.bench.measurements import Case, Measurement
 from shortlist.bench.timing import Timing
-from shortlist.config import LossConfig, RunConfig
+from shortlist.config import LossConfig, RunConfig, changed
 from shortlist.data.catalogue import check
 from shortlist.training import train
 
@@ -46,7 +46,8 @@ def measure(bench: Bench) -> Iterator[Measurement]:
 
 def _measured(bench: Bench, entry: str, config: RunConfig) -> Measurement:
     with tempfile.TemporaryDirectory() as folder:
-        run = train(config, folder=Path(folder, "run"), quiet=True)
+        here = changed(config, {"train.device": bench.device.type})
+        run = train(here, folder=Path(folder, "run"), quiet=True)
         times = Timing.of(run.epoch_seconds())
         num_classes = len(run.read_json("classes.json")["names"])
     loss = config.loss

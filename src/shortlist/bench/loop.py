@@ -20,7 +20,7 @@ from shortlist import recipes
 from shortlist.bench.contenders import Bench
 from shortlist.bench.measurements import Case, Measurement
 from shortlist.bench.timing import Timing, wait
-from shortlist.config import RunConfig
+from shortlist.config import RunConfig, changed
 from shortlist.data import Problem, load_problem
 from shortlist.data.catalogue import check
 from shortlist.data.tensors import TensorSplit
@@ -44,7 +44,7 @@ def measure(bench: Bench) -> Iterator[Measurement]:
         bench.say(f"{SUITE} is left out: its smallest case takes longer than quick")
         return
     setup = _cifar100() if bench.on_gpu and not check("cifar100", "") else _glyphs()
-    config = setup.config
+    config = changed(setup.config, {"train.device": bench.device.type})
     problem = load_problem(config.data)
     case = Case(dtype="float32", N=config.train.batch_size, L=len(problem.classes))
     note = f"an epoch of {len(problem.train):,} images of {config.data.name} with {config.model.name}"
@@ -105,7 +105,10 @@ def _plain_epochs(setup: _Setup, problem: Problem, device: torch.device) -> list
         persistent_workers=True,
     )
     model = build_model(config.model, problem.input_shape, len(problem.classes)).to(device)
-    optimizer = torch.optim.SGD(model.parameters(), config.optim.lr, 0.9, weight_decay=1e-4, nesterov=True)
+    optim = config.optim
+    optimizer = torch.optim.SGD(
+        model.parameters(), optim.lr, optim.momentum, weight_decay=optim.weight_decay, nesterov=True
+    )
     criterion = nn.CrossEntropyLoss()
     ends = []
     for _ in range(_EPOCHS):

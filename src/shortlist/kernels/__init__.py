@@ -24,12 +24,12 @@ def at_hand(inputs: Tensor) -> bool:
 
 
 def usable(inputs: Tensor) -> bool:
-    """Whether kernels are the way to go where compiling is the alternative: only if nobody compiles."""
+    """As ``at_hand``, and not while ``torch.compile`` traces: for kernels that are no operators it could keep."""
     return at_hand(inputs) and not torch.compiler.is_compiling()
 
 
 def take_labelled_rows(scores: Tensor, target: Tensor, weight: Tensor | None) -> bool:
-    """Whether they do: ``(N, L)`` scores with ``(N,)`` labels, all on one GPU."""
+    """Whether kernels can take this batch: ``(N, L)`` scores with ``(N,)`` labels, all on one GPU."""
     return (
         isinstance(scores, Tensor)
         and isinstance(target, Tensor)
