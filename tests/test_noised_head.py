@@ -463,6 +463,7 @@ def test_bad_calls_are_told_why(message: str, arguments: dict[str, Any]) -> None
             lambda: sl.NoisedTopKHead(D, L, loss_of(False, weight=torch.ones(8))),
         ),
         ("in_features must be at least 1, got 0", lambda: sl.NoisedTopKHead(0, L, loss_of(False))),
+        ("in_features must be at least 1, got 0", lambda: sl.CosineLinear(0, L)),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )

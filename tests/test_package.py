@@ -88,8 +88,7 @@ def test_every_loss_has_a_module_twin_in_the_package_itself(function: str, modul
 @every_loss_and_module
 def test_a_module_takes_the_settings_of_its_function_with_the_same_defaults(function: str, module: str) -> None:
     of_function = inspect.signature(getattr(functional, function)).parameters
-    shared = inspect.signature(losses._Loss).parameters
-    of_module = {**shared, **inspect.signature(getattr(losses, module)).parameters}
+    of_module = inspect.signature(getattr(losses, module)).parameters
     of_call = inspect.signature(getattr(losses, module).forward).parameters
     for name, parameter in of_function.items():
         here = of_call if name in of_call else of_module

@@ -12,7 +12,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from shortlist._checks import can_read, check_floating, check_per_class
+from shortlist._checks import can_read, check_floating, check_weight
 from shortlist._precision import result_dtype, working
 from shortlist.errors import ShortlistError
 
@@ -32,8 +32,7 @@ class ScoredBatch:
         self._result_dtype = result_dtype(scores)
         self.num_classes = self.scores_RL.shape[-1]
         if weight is not None:
-            check_floating("weight", weight)
-            check_per_class("weight", weight, self.num_classes)
+            check_weight(weight, self.num_classes)
             self._weight_L = weight.to(self.scores_RL.dtype)
         if self.index_R is not None:
             check_labels_in_range(self.index_R, self.num_classes, ignore_index)

@@ -93,6 +93,11 @@ def check_per_class(name: str, values: Tensor, num_classes: int | None) -> None:
         raise ShortlistError(f"{name} must have one entry a class, shape {want}, got {tuple(values.shape)}")
 
 
+def check_weight(weight: Tensor, num_classes: int | None) -> None:
+    check_floating("weight", weight)
+    check_per_class("weight", weight, num_classes)
+
+
 def checked_class_counts(
     class_counts: ClassCounts, num_classes: int | None = None, *, allow_zero: bool = False
 ) -> Tensor:

@@ -10,14 +10,7 @@ from torch import Tensor
 
 from shortlist import kernels
 from shortlist._batch import Reduction, ScoredBatch, check_reduction
-from shortlist._checks import (
-    check_floating,
-    check_k,
-    check_n_samples,
-    check_noise,
-    check_not_negative,
-    check_per_class,
-)
+from shortlist._checks import check_k, check_n_samples, check_noise, check_not_negative, check_weight
 from shortlist._precision import result_dtype
 from shortlist.exact import exact_topk
 from shortlist.smoothing import find_places, smooth_topk, topk_value
@@ -27,6 +20,7 @@ def noised_hinge(
     scores: Tensor,
     target: Tensor,
     k: int,
+    *,
     margins_L: Tensor | None,
     scale: float,
     epsilon: float,
@@ -47,8 +41,7 @@ def noised_hinge(
         check_k(k, num_classes - 1, num_classes)
         check_reduction(reduction)
         if weight is not None:
-            check_floating("weight", weight)
-            check_per_class("weight", weight, num_classes)
+            check_weight(weight, num_classes)
         if noised.can_take(num_classes, k, epsilon, int(n_samples)):
             loss = noised.noised_hinge(
                 scores, target, k, margins_L, scale, epsilon, int(n_samples), generator, weight, ignore_index, reduction

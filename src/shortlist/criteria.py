@@ -1,5 +1,6 @@
 """From a configuration to the loss it names."""
 
+import inspect
 import math
 from collections.abc import Callable
 
@@ -22,7 +23,6 @@ _MODULES: dict[LossName, Callable[..., nn.Module]] = {
     "noised_topk_hinge": losses.NoisedTopKHinge,
     "imbalanced_noised_topk_hinge": losses.ImbalancedNoisedTopKHinge,
 }
-_KNOW_CLASS_COUNTS = (losses.LDAMLoss, losses.LogitAdjustedLoss, losses.ImbalancedNoisedTopKHinge)
 
 
 def refuse_cosines_without_scale(config: RunConfig) -> None:
@@ -56,4 +56,5 @@ def build_loss(config: LossConfig, class_counts: Tensor) -> nn.Module:
     if settings.get("n_samples", math.inf) != math.inf:
         settings["n_samples"] = int(settings["n_samples"])
     module = _MODULES[config.name]
-    return module(class_counts, **settings) if module in _KNOW_CLASS_COUNTS else module(**settings)
+    knows_counts = "class_counts" in inspect.signature(module).parameters
+    return module(class_counts, **settings) if knows_counts else module(**settings)

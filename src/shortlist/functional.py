@@ -344,7 +344,18 @@ def noised_topk_hinge(
         ICML 2022.
     """
     return noised_hinge(
-        scores, target, k, None, 1.0, epsilon, n_samples, noise, generator, weight, ignore_index, reduction
+        scores,
+        target,
+        k,
+        margins_L=None,
+        scale=1.0,
+        epsilon=epsilon,
+        n_samples=n_samples,
+        noise=noise,
+        generator=generator,
+        weight=weight,
+        ignore_index=ignore_index,
+        reduction=reduction,
     )
 
 
@@ -390,7 +401,18 @@ def imbalanced_noised_topk_hinge(
     counts_L = checked_class_counts(class_counts, scores.shape[checked_class_dim(scores)])
     margins_L = class_margins(counts_L.to(scores.device), max_margin)
     return noised_hinge(
-        scores, target, k, margins_L, scale, epsilon, n_samples, noise, generator, weight, ignore_index, reduction
+        scores,
+        target,
+        k,
+        margins_L=margins_L,
+        scale=scale,
+        epsilon=epsilon,
+        n_samples=n_samples,
+        noise=noise,
+        generator=generator,
+        weight=weight,
+        ignore_index=ignore_index,
+        reduction=reduction,
     )
 
 

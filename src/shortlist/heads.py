@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from shortlist._checks import check_at_least_one
 from shortlist._precision import working
 
 
@@ -35,6 +36,8 @@ class CosineLinear(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
+        check_at_least_one("in_features", in_features)
+        check_at_least_one("out_features", out_features)
         self.in_features = in_features
         self.out_features = out_features
         self.weight = nn.Parameter(torch.empty(out_features, in_features, device=device, dtype=dtype))

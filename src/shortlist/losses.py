@@ -1,6 +1,9 @@
-"""Module twins of ``shortlist.functional``: they hold the settings, the functions do the work."""
+"""Module twins of ``shortlist.functional``: they hold the settings, the functions do the work.
 
-from typing import Any, TypedDict, Unpack
+All are called as ``loss(scores, target)``, with the shapes that ``nn.CrossEntropyLoss`` takes.
+"""
+
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -11,12 +14,12 @@ from shortlist._checks import (
     ClassCounts,
     can_read,
     check_at_least_one,
-    check_floating,
     check_k,
     check_n_samples,
     check_not_negative,
     check_per_class,
     check_positive,
+    check_weight,
     checked_class_counts,
 )
 from shortlist._noised_hinge import noised_hinge
@@ -36,67 +39,74 @@ __all__ = [
 ]
 
 
-class _SharedSettings(TypedDict, total=False):
-    weight: Tensor | None
-    ignore_index: int
-    reduction: Reduction
-
-
 class _Loss(nn.Module):
     """Settings that every loss takes, as ``nn.CrossEntropyLoss`` does."""
 
     weight: Tensor | None
-    class_counts: Tensor
     _shown: tuple[str, ...] = ()
 
-    def __init__(
-        self, *, weight: Tensor | None = None, ignore_index: int = -100, reduction: Reduction = "mean"
-    ) -> None:
+    def __init__(self, weight: Tensor | None, ignore_index: int, reduction: Reduction) -> None:
         super().__init__()
         check_reduction(reduction)
         if weight is not None:
-            check_floating("weight", weight)
-            check_per_class("weight", weight, None)
+            check_weight(weight, None)
         self.register_buffer("weight", weight)
         self.ignore_index = ignore_index
         self.reduction: Reduction = reduction
 
-    def _shared(self) -> _SharedSettings:
+    def _shared(self) -> dict[str, Any]:
         return {"weight": self.weight, "ignore_index": self.ignore_index, "reduction": self.reduction}
-
-    def _hold_class_counts(self, class_counts: ClassCounts) -> int:
-        """Keep them as a buffer; the number of classes, which they tell."""
-        counts = checked_class_counts(class_counts)
-        if counts.is_floating_point() and can_read(counts) and torch.equal(counts, counts.round()):
-            counts = counts.long()  # which ``half()`` leaves alone
-        if self.weight is not None:
-            check_per_class("weight", self.weight, len(counts))
-        self.register_buffer("class_counts", counts)
-        return len(counts)
-
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *arguments: Any) -> None:
-        saved = state_dict.get(f"{prefix}class_counts")
-        if saved is not None and saved.is_floating_point() and "class_counts" in self._buffers:
-            # Copied into whole numbers they would lose what is behind the point.
-            self.class_counts = self.class_counts.to(saved.dtype)
-        super()._load_from_state_dict(state_dict, prefix, *arguments)
 
     def extra_repr(self) -> str:
         shown = {name: getattr(self, name) for name in (*self._shown, "reduction")}
         return ", ".join(f"{name}={value!r}" for name, value in shown.items() if value is not None)
 
 
+class _ClassCountLoss(_Loss):
+    """The training images of each class, a buffer."""
+
+    class_counts: Tensor
+
+    def _hold_class_counts(self, class_counts: ClassCounts) -> int:
+        """Register them as a buffer; returns the number of classes."""
+        counts = checked_class_counts(class_counts)
+        if counts.is_floating_point() and can_read(counts) and torch.equal(counts, counts.round()):
+            counts = counts.long()  # which ``half()`` leaves alone
+        if self.weight is not None:
+            check_weight(self.weight, len(counts))
+        self.register_buffer("class_counts", counts)
+        return len(counts)
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *arguments: Any) -> None:
+        saved = state_dict.get(f"{prefix}class_counts")
+        if saved is not None and saved.is_floating_point():
+            # Copied into whole numbers they would lose what is behind the point.
+            self.class_counts = self.class_counts.to(saved.dtype)
+        super()._load_from_state_dict(state_dict, prefix, *arguments)
+
+
 class _TopKLoss(_Loss):
     _shown: tuple[str, ...] = ("k",)
 
-    def __init__(self, k: int, **shared: Unpack[_SharedSettings]) -> None:
-        super().__init__(**shared)
+    def __init__(
+        self,
+        k: int,
+        *,
+        weight: Tensor | None = None,
+        ignore_index: int = -100,
+        reduction: Reduction = "mean",
+    ) -> None:
+        super().__init__(weight, ignore_index, reduction)
         check_at_least_one("k", k)
         self.k = k
 
 
 class TopKError(_TopKLoss):
-    """Module twin of ``shortlist.functional.topk_error``.
+    """1 if the K-th largest score is strictly above the label's, else 0: ``shortlist.functional.topk_error``.
+
+    Args:
+        k: Number of suggestions.
+        weight, ignore_index, reduction: As in ``nn.CrossEntropyLoss``.
 
     Example:
         >>> TopKError(2)(torch.tensor([[3.0, 2.0, 1.0]]), torch.tensor([2]))
@@ -108,7 +118,11 @@ class TopKError(_TopKLoss):
 
 
 class TopKHinge(_TopKLoss):
-    """Module twin of ``shortlist.functional.topk_hinge``.
+    """``(1 + K-th largest of the others - s_y)_+``: ``shortlist.functional.topk_hinge``.
+
+    Args:
+        k: Number of suggestions.
+        weight, ignore_index, reduction: As in ``nn.CrossEntropyLoss``.
 
     Example:
         >>> TopKHinge(1)(torch.tensor([[3.0, 2.5, 1.0]]), torch.tensor([0]))
@@ -120,7 +134,11 @@ class TopKHinge(_TopKLoss):
 
 
 class ConvexTopKHinge(_TopKLoss):
-    """Module twin of ``shortlist.functional.convex_topk_hinge``.
+    """``(mean of the K largest of (1 - delta_y + s) - s_y)_+``: ``shortlist.functional.convex_topk_hinge``.
+
+    Args:
+        k: Number of suggestions.
+        weight, ignore_index, reduction: As in ``nn.CrossEntropyLoss``.
 
     Example:
         >>> ConvexTopKHinge(2)(torch.tensor([[3.0, 2.5, 1.0]]), torch.tensor([0]))
@@ -132,7 +150,11 @@ class ConvexTopKHinge(_TopKLoss):
 
 
 class CalibratedTopKHinge(_TopKLoss):
-    """Module twin of ``shortlist.functional.calibrated_topk_hinge``.
+    """``(1 + (K+1)-th largest - s_y)_+``: ``shortlist.functional.calibrated_topk_hinge``.
+
+    Args:
+        k: Number of suggestions.
+        weight, ignore_index, reduction: As in ``nn.CrossEntropyLoss``.
 
     Example:
         >>> CalibratedTopKHinge(1)(torch.tensor([[3.0, 2.5, 1.0]]), torch.tensor([2]))
@@ -144,7 +166,12 @@ class CalibratedTopKHinge(_TopKLoss):
 
 
 class SmoothTopKHinge(_TopKLoss):
-    """Module twin of ``shortlist.functional.smooth_topk_hinge``.
+    """Top-K hinge, smoothed by a log-sum over all subsets of K classes: ``shortlist.functional.smooth_topk_hinge``.
+
+    Args:
+        k: Number of suggestions.
+        tau: Temperature.
+        weight, ignore_index, reduction: As in ``nn.CrossEntropyLoss``.
 
     Example:
         >>> SmoothTopKHinge(1, tau=1.0)(torch.tensor([[3.0, 2.5, 1.0]]), torch.tensor([0]))
@@ -153,8 +180,16 @@ class SmoothTopKHinge(_TopKLoss):
 
     _shown = ("k", "tau")
 
-    def __init__(self, k: int, *, tau: float = 1.0, **shared: Unpack[_SharedSettings]) -> None:
-        super().__init__(k, **shared)
+    def __init__(
+        self,
+        k: int,
+        *,
+        tau: float = 1.0,
+        weight: Tensor | None = None,
+        ignore_index: int = -100,
+        reduction: Reduction = "mean",
+    ) -> None:
+        super().__init__(k, weight=weight, ignore_index=ignore_index, reduction=reduction)
         check_not_negative("tau", tau)
         self.tau = tau
 
@@ -163,7 +198,11 @@ class SmoothTopKHinge(_TopKLoss):
 
 
 class FocalLoss(_Loss):
-    """Module twin of ``shortlist.functional.focal``.
+    """``(1 - p_y)^gamma`` times cross-entropy: ``shortlist.functional.focal``.
+
+    Args:
+        gamma: Focus on hard examples; 0 gives the cross-entropy.
+        weight, ignore_index, reduction: As in ``nn.CrossEntropyLoss``.
 
     Example:
         >>> FocalLoss(gamma=1.0)(torch.tensor([[1.0, 1.0]]), torch.tensor([0]))
@@ -172,8 +211,15 @@ class FocalLoss(_Loss):
 
     _shown = ("gamma",)
 
-    def __init__(self, *, gamma: float = 2.0, **shared: Unpack[_SharedSettings]) -> None:
-        super().__init__(**shared)
+    def __init__(
+        self,
+        *,
+        gamma: float = 2.0,
+        weight: Tensor | None = None,
+        ignore_index: int = -100,
+        reduction: Reduction = "mean",
+    ) -> None:
+        super().__init__(weight, ignore_index, reduction)
         check_not_negative("gamma", gamma)
         self.gamma = gamma
 
@@ -181,15 +227,18 @@ class FocalLoss(_Loss):
         return functional.focal(scores, target, gamma=self.gamma, **self._shared())
 
 
-class LDAMLoss(_Loss):
-    """Module twin of ``shortlist.functional.ldam``; the class counts are a buffer.
+class LDAMLoss(_ClassCountLoss):
+    """Cross-entropy with larger margins for rarer classes: ``shortlist.functional.ldam``; the counts are a buffer.
+
+    Args:
+        class_counts, max_margin, scale: As in the function.
+        weight, ignore_index, reduction: As in ``nn.CrossEntropyLoss``.
 
     Example:
         >>> LDAMLoss([1, 16], max_margin=0.1, scale=10.0)(torch.tensor([[0.5, 0.5]]), torch.tensor([0]))
         tensor(1.3133)
     """
 
-    class_counts: Tensor
     _shown = ("max_margin", "scale")
 
     def __init__(
@@ -198,9 +247,11 @@ class LDAMLoss(_Loss):
         *,
         max_margin: float = 0.5,
         scale: float = 30.0,
-        **shared: Unpack[_SharedSettings],
+        weight: Tensor | None = None,
+        ignore_index: int = -100,
+        reduction: Reduction = "mean",
     ) -> None:
-        super().__init__(**shared)
+        super().__init__(weight, ignore_index, reduction)
         check_not_negative("max_margin", max_margin)
         check_positive("scale", scale)
         self._hold_class_counts(class_counts)
@@ -213,19 +264,30 @@ class LDAMLoss(_Loss):
         )
 
 
-class LogitAdjustedLoss(_Loss):
-    """Module twin of ``shortlist.functional.logit_adjusted``; the class counts are a buffer.
+class LogitAdjustedLoss(_ClassCountLoss):
+    """Cross-entropy of ``s + tau log class_counts``: ``shortlist.functional.logit_adjusted``; the counts are a buffer.
+
+    Args:
+        class_counts, tau: As in the function.
+        weight, ignore_index, reduction: As in ``nn.CrossEntropyLoss``.
 
     Example:
         >>> LogitAdjustedLoss([1, 3])(torch.zeros(1, 2), torch.tensor([0]))
         tensor(1.3863)
     """
 
-    class_counts: Tensor
     _shown = ("tau",)
 
-    def __init__(self, class_counts: ClassCounts, *, tau: float = 1.0, **shared: Unpack[_SharedSettings]) -> None:
-        super().__init__(**shared)
+    def __init__(
+        self,
+        class_counts: ClassCounts,
+        *,
+        tau: float = 1.0,
+        weight: Tensor | None = None,
+        ignore_index: int = -100,
+        reduction: Reduction = "mean",
+    ) -> None:
+        super().__init__(weight, ignore_index, reduction)
         check_not_negative("tau", tau)
         self._hold_class_counts(class_counts)
         self.tau = tau
@@ -242,9 +304,11 @@ class _NoisedLoss(_TopKLoss):
         epsilon: float,
         n_samples: float,
         eval_n_samples: float | None,
-        **shared: Unpack[_SharedSettings],
+        weight: Tensor | None,
+        ignore_index: int,
+        reduction: Reduction,
     ) -> None:
-        super().__init__(k, **shared)
+        super().__init__(k, weight=weight, ignore_index=ignore_index, reduction=reduction)
         check_not_negative("epsilon", epsilon)
         check_n_samples(n_samples)
         if eval_n_samples is not None:
@@ -263,11 +327,14 @@ class _NoisedLoss(_TopKLoss):
 
 
 class NoisedTopKHinge(_NoisedLoss):
-    """Module twin of ``shortlist.functional.noised_topk_hinge``; ``noise`` and ``generator`` are given at call time.
+    """Calibrated hinge, its (K+1)-th largest averaged over noise: ``shortlist.functional.noised_topk_hinge``.
+
+    ``noise`` and ``generator`` are given at call time.
 
     Args:
         k, epsilon, n_samples: As in the function.
-        eval_n_samples: Draws in evaluation mode, if others; ``math.inf`` makes evaluation deterministic.
+        eval_n_samples: Draws in evaluation mode; None takes ``n_samples``, ``math.inf`` makes evaluation deterministic.
+        weight, ignore_index, reduction: As in ``nn.CrossEntropyLoss``.
 
     Example:
         >>> loss = NoisedTopKHinge(1, epsilon=1.0, eval_n_samples=math.inf).eval()
@@ -284,9 +351,19 @@ class NoisedTopKHinge(_NoisedLoss):
         epsilon: float = 0.2,
         n_samples: float = 5,
         eval_n_samples: float | None = None,
-        **shared: Unpack[_SharedSettings],
+        weight: Tensor | None = None,
+        ignore_index: int = -100,
+        reduction: Reduction = "mean",
     ) -> None:
-        super().__init__(k, epsilon=epsilon, n_samples=n_samples, eval_n_samples=eval_n_samples, **shared)
+        super().__init__(
+            k,
+            epsilon=epsilon,
+            n_samples=n_samples,
+            eval_n_samples=eval_n_samples,
+            weight=weight,
+            ignore_index=ignore_index,
+            reduction=reduction,
+        )
 
     def forward(
         self,
@@ -308,14 +385,16 @@ class NoisedTopKHinge(_NoisedLoss):
         )
 
 
-class ImbalancedNoisedTopKHinge(_NoisedLoss):
-    """Module twin of ``shortlist.functional.imbalanced_noised_topk_hinge``; the class counts are a buffer.
+class ImbalancedNoisedTopKHinge(_NoisedLoss, _ClassCountLoss):
+    """The noised hinge with larger margins for rarer classes: ``shortlist.functional.imbalanced_noised_topk_hinge``.
 
-    Margins are derived from the counts when the loss is made, or a state loaded: for other counts make another loss.
+    The class counts are a buffer; ``noise`` and ``generator`` are given at call time. Margins are derived from the
+    counts when the loss is made, or a state loaded: for other counts make another loss.
 
     Args:
         class_counts, k, epsilon, n_samples, max_margin, scale: As in the function.
-        eval_n_samples: Draws in evaluation mode, if others; ``math.inf`` makes evaluation deterministic.
+        eval_n_samples: Draws in evaluation mode; None takes ``n_samples``, ``math.inf`` makes evaluation deterministic.
+        weight, ignore_index, reduction: As in ``nn.CrossEntropyLoss``.
 
     Example:
         >>> loss = ImbalancedNoisedTopKHinge([1, 2, 3], k=1, epsilon=0.0, max_margin=0.3)
@@ -323,7 +402,6 @@ class ImbalancedNoisedTopKHinge(_NoisedLoss):
         tensor(5.0000)
     """
 
-    class_counts: Tensor
     relative_margins: Tensor
     _shown = ("k", "epsilon", "n_samples", "eval_n_samples", "max_margin", "scale")
 
@@ -337,9 +415,19 @@ class ImbalancedNoisedTopKHinge(_NoisedLoss):
         max_margin: float = 0.2,
         scale: float = 50.0,
         eval_n_samples: float | None = None,
-        **shared: Unpack[_SharedSettings],
+        weight: Tensor | None = None,
+        ignore_index: int = -100,
+        reduction: Reduction = "mean",
     ) -> None:
-        super().__init__(k, epsilon=epsilon, n_samples=n_samples, eval_n_samples=eval_n_samples, **shared)
+        super().__init__(
+            k,
+            epsilon=epsilon,
+            n_samples=n_samples,
+            eval_n_samples=eval_n_samples,
+            weight=weight,
+            ignore_index=ignore_index,
+            reduction=reduction,
+        )
         check_not_negative("max_margin", max_margin)
         check_positive("scale", scale)
         num_classes = self._hold_class_counts(class_counts)
@@ -361,12 +449,12 @@ class ImbalancedNoisedTopKHinge(_NoisedLoss):
             scores,
             target,
             self.k,
-            self.max_margin * self.relative_margins.to(scores.device),
-            self.scale,
-            self.epsilon,
-            self.draws(),
-            noise,
-            generator,
+            margins_L=self.max_margin * self.relative_margins.to(scores.device),
+            scale=self.scale,
+            epsilon=self.epsilon,
+            n_samples=self.draws(),
+            noise=noise,
+            generator=generator,
             **self._shared(),
         )
 
