@@ -9,10 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from shortlist.config import DataConfig, LossConfig, LossName, ModelConfig, RunConfig, TrainConfig
-from shortlist.data.splits import Problem, Split, mix_seed
+from shortlist.data.splits import Problem, Split
 from shortlist.evaluation import Evaluation, evaluate
 from shortlist.pictures import save_pictures
 from shortlist.runs import RunFolder, environment
+from shortlist.seeds import mix_seed
 from shortlist.whole_files import write_file
 
 _LOOK_ALIKES = 3

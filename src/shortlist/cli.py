@@ -99,9 +99,9 @@ def evaluate(arguments: list[str]) -> None:
 
     run = RunFolder.existing(parsed.run)  # before what takes seconds to import
 
-    from shortlist.data.stratify import some_of
     from shortlist.evaluation import evaluate_run
     from shortlist.recorded_data import has_other_training_images
+    from shortlist.wording import some_of
 
     result, problem = evaluate_run(run, split=parsed.split, ks=parsed.ks, root=parsed.root, device=parsed.device)
     if skipped := problem.split(parsed.split).skipped:
@@ -134,9 +134,9 @@ def predict(arguments: list[str]) -> None:
     """K suggestions for images: shortlist predict RUN IMAGES..."""
     parsed = _parse(_PredictArguments, arguments, "predict")
 
-    from shortlist.data.stratify import some_of
     from shortlist.predicting import Predictor, image_files
     from shortlist.runs import RunFolder
+    from shortlist.wording import some_of
 
     if not parsed.images:
         raise ShortlistError("name image files, or folders of them")

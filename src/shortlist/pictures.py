@@ -7,7 +7,8 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from shortlist.data.splits import Split, uniform_for
+from shortlist.data.splits import Split
+from shortlist.seeds import uniform_for
 from shortlist.whole_files import write_file
 
 FOLDER = "pictures"

@@ -1,11 +1,10 @@
 """Whether data still is what a run recorded of it."""
 
 from shortlist.data.splits import Problem
-from shortlist.data.stratify import some_of
 from shortlist.errors import ShortlistError
-from shortlist.report.formats import counted
 from shortlist.run_records import read_classes
 from shortlist.runs import RunFolder
+from shortlist.wording import counted, some_of
 
 _HELD_OUT = ("val_files", "test_files", "val_indices", "test_indices")
 

@@ -28,8 +28,7 @@ from shortlist.class_sizes import size_groups
 from shortlist.config import OptimConfig, RunConfig
 from shortlist.criteria import build_loss, refuse_cosines_without_scale, refuse_large_ks
 from shortlist.data import load_problem
-from shortlist.data.splits import Problem, evaluation_plan, fewest_images, mix_seed, training_plan
-from shortlist.data.stratify import some_of
+from shortlist.data.splits import Problem, evaluation_plan, fewest_images, training_plan
 from shortlist.data.tensors import TensorSplit
 from shortlist.errors import ShortlistError
 from shortlist.evaluation import Evaluation, evaluate
@@ -39,8 +38,10 @@ from shortlist.progress import TrainingProgress
 from shortlist.recorded_data import refuse_other_data, refuse_other_training_images
 from shortlist.runs import RunFolder, default_folder, environment, file_digest
 from shortlist.schedule import learning_rate
+from shortlist.seeds import mix_seed
 from shortlist.stopping import StopRequests, stop_requests
 from shortlist.whole_files import explained, write_file
+from shortlist.wording import some_of
 
 # What the seeds are for, so that no two uses share one.
 _INIT, _ORDER, _AUGMENT, _NOISE = range(4)

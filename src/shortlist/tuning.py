@@ -40,11 +40,12 @@ from sqlalchemy.exc import SQLAlchemyError
 from shortlist import recipes
 from shortlist.config import RunConfig, canonical, changed, essential, to_dict
 from shortlist.data import load_problem
-from shortlist.data.splits import Problem, mix_seed
+from shortlist.data.splits import Problem
 from shortlist.errors import ShortlistError
 from shortlist.recorded_data import refuse_other_data, refuse_other_training_images
 from shortlist.runs import InUseError, RunFolder, default_folder
 from shortlist.search_space import Axis, Grid, Range, Settings, grid_points, search_axes
+from shortlist.seeds import mix_seed
 from shortlist.study_storage import open_storage, storage_explained
 from shortlist.training import DivergedError, Interrupted, Trainer, make_fabric
 from shortlist.whole_files import locked, write_file

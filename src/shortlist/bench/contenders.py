@@ -24,7 +24,7 @@ from shortlist.bench.timing import (
     wall_time,
     warm_up,
 )
-from shortlist.report.formats import counted
+from shortlist.wording import counted
 
 _PACKAGES = ("torch", "triton", "pytopk", "cut-cross-entropy", "liger-kernel")
 # The second-level cache of an H200 holds 60 MB; input sets that rotate must be larger together, or it is timed instead.

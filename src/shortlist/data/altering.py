@@ -9,8 +9,8 @@ from torch import Tensor
 from shortlist.config import DataConfig
 from shortlist.data.label_noise import consecutive_groups, redraw_within_groups
 from shortlist.data.long_tail import long_tailed_subset
-from shortlist.data.splits import mix_seed
 from shortlist.errors import ShortlistError
+from shortlist.seeds import mix_seed
 
 
 def thinned(labels: Tensor, num_classes: int, config: DataConfig) -> tuple[Tensor, dict[str, Any]]:

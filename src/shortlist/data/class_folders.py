@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from shortlist.data.image_files import SUFFIXES
-from shortlist.data.stratify import some_of
 from shortlist.errors import ShortlistError
+from shortlist.wording import some_of
 
 
 @dataclass(frozen=True)

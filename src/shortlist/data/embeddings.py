@@ -20,9 +20,10 @@ from torch import Tensor
 from shortlist.config import DataConfig
 from shortlist.data.altering import noisy, seeded, thinned
 from shortlist.data.splits import Problem
-from shortlist.data.stratify import hold_out, some_of
+from shortlist.data.stratify import hold_out
 from shortlist.data.tensors import TensorSplit, refuse_other_size
 from shortlist.errors import ShortlistError
+from shortlist.wording import some_of
 
 _PARTS = ("train", "val", "test")
 _LABELS = ("y", *(f"{part}_y" for part in _PARTS))

@@ -12,8 +12,9 @@ from torch.utils.data import DataLoader, Dataset
 
 from shortlist.config import DataConfig
 from shortlist.data.image_files import Transform, evaluation_transform, read_image
-from shortlist.data.splits import Preprocess, Split, mix_seed
+from shortlist.data.splits import Preprocess, Split
 from shortlist.errors import ShortlistError
+from shortlist.seeds import mix_seed
 
 # A worker that nobody ends after a signal ends itself: later than schedulers would, as a validation may be under way.
 _GRACE_SECONDS = 300

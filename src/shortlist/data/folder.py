@@ -12,8 +12,8 @@ from shortlist.data.class_folders import holds_folders, holds_images, loose_imag
 from shortlist.data.file_problem import file_problem
 from shortlist.data.image_files import random_resized_crop_and_flip
 from shortlist.data.splits import Problem
-from shortlist.data.stratify import some_of
 from shortlist.errors import ShortlistError
+from shortlist.wording import some_of
 
 _SPLIT_FOLDERS = {
     "train": ("train", "training"),

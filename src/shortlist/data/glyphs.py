@@ -31,9 +31,10 @@ from shortlist.data.altering import noisy, seeded
 from shortlist.data.augment import SmallAffine, warp
 from shortlist.data.glyph_scripts import Character, characters, fonts_with
 from shortlist.data.long_tail import size_profile, sizes_from_profile
-from shortlist.data.splits import Preprocess, Problem, mix_seed
+from shortlist.data.splits import Preprocess, Problem
 from shortlist.data.storage import data_root
 from shortlist.data.tensors import TensorSplit, refuse_other_size
+from shortlist.seeds import mix_seed
 from shortlist.whole_files import written_whole
 
 VERSION = 1

@@ -11,8 +11,8 @@ from shortlist.data.image_files import random_resized_crop_and_flip
 from shortlist.data.imagenet import find_imagenet, named
 from shortlist.data.splits import Problem
 from shortlist.data.storage import data_root
-from shortlist.data.stratify import some_of
 from shortlist.errors import ShortlistError
+from shortlist.wording import some_of
 
 
 def load(config: DataConfig) -> Problem:

@@ -1,6 +1,5 @@
 """What the training program knows of data: three splits of numbered images, and the names of their classes."""
 
-import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -10,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from shortlist._hash import mix_bits, shift_right
+from shortlist.seeds import mix_seed
 
 
 class Split(ABC):
@@ -120,15 +119,3 @@ def training_plan(
         if len(pieces[-1]) >= max(1, least):
             steps.append(list(pieces[rank * parts : (rank + 1) * parts]))
     return steps
-
-
-def mix_seed(*numbers: int) -> int:
-    """One seed from several numbers, such that neighbours give unrelated seeds."""
-    return int.from_bytes(hashlib.sha256(repr(numbers).encode()).digest()[:8], "little") >> 1
-
-
-def uniform_for(indices: Tensor, seed: int, columns: int) -> Tensor:
-    """``(N, columns)`` uniform numbers in [0, 1) that depend on the seed and each index alone."""
-    column = torch.arange(columns, device=indices.device)
-    bits = mix_bits(mix_bits(indices.unsqueeze(1) * columns + column) + mix_seed(seed))
-    return shift_right(bits, 40).float() * 2.0**-24

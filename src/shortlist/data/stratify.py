@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from shortlist.errors import ShortlistError
+from shortlist.wording import some_of
 
 
 def hold_out(
@@ -46,13 +47,3 @@ def shuffled_within_classes(labels: Tensor, generator: torch.Generator) -> tuple
     grouped = shuffled[labels[shuffled].argsort(stable=True)]
     sizes = torch.bincount(labels)
     return grouped, torch.arange(len(labels)) - (sizes.cumsum(0) - sizes)[labels[grouped]]
-
-
-def some_of(names: Sequence[str], at_most: int = 5) -> str:
-    """The first few of many names, for a message.
-
-    Example:
-        >>> some_of(["a", "b", "c"], at_most=2)
-        'a, b, ...'
-    """
-    return ", ".join([*names[:at_most], *(["..."] if len(names) > at_most else [])])

@@ -7,8 +7,9 @@ from torch import Tensor
 
 from shortlist.config import DataConfig
 from shortlist.data.augment import Augmentation
-from shortlist.data.splits import Preprocess, Split, uniform_for
+from shortlist.data.splits import Preprocess, Split
 from shortlist.errors import ShortlistError
+from shortlist.seeds import uniform_for
 
 _PREPARED_AT_ONCE = 2048
 

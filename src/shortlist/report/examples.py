@@ -3,10 +3,10 @@
 from shortlist.pictures import example_images
 from shortlist.report.album import Album
 from shortlist.report.charts import key
-from shortlist.report.formats import counted
 from shortlist.report.gather import Comparison, Setup
 from shortlist.report.markup import Html, element, name_of_class
 from shortlist.report.tables import folded
+from shortlist.wording import counted
 
 _SHOWN_AT_ONCE = 8
 

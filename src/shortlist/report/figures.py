@@ -10,11 +10,12 @@ from shortlist.class_sizes import FEW_BELOW, MANY_ABOVE
 from shortlist.report.accuracy import SizeBin, macro_by_k, macro_in_bin, micro_by_k, size_bins
 from shortlist.report.charts import Bar, Guide
 from shortlist.report.curves import curves_of, extent, figure, ring_best_epochs, side_by_side
-from shortlist.report.formats import PLUS_MINUS, counted
+from shortlist.report.formats import PLUS_MINUS
 from shortlist.report.gather import Comparison, Predictions, Run, Setup
 from shortlist.report.markup import Html
 from shortlist.report.scales import Axis, count_axis, number_axis, percent_axis, size_axis
 from shortlist.report.summary import Summary
+from shortlist.wording import counted
 
 
 def accuracy_against_k(comparison: Comparison) -> Html | None:

@@ -23,13 +23,3 @@ def percent_spread(summary: Summary) -> str:
 
 def seconds(value: float) -> str:
     return f"{value:,.0f}" if value >= 100 else f"{value:.1f}"
-
-
-def counted(number: int, one: str, many: str = "") -> str:
-    """A number and what it counts.
-
-    Example:
-        >>> counted(1, "class", "classes"), counted(1200, "run")
-        ('1 class', '1,200 runs')
-    """
-    return f"{number:,} {one if number == 1 else many or one + 's'}"

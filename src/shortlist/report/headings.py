@@ -4,9 +4,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from shortlist.config import DataConfig
-from shortlist.report.formats import counted, percent_spread
+from shortlist.report.formats import percent_spread
 from shortlist.report.gather import Comparison
 from shortlist.report.markup import Html, element, joined
+from shortlist.wording import counted
 
 _PERCENT = "\N{NARROW NO-BREAK SPACE}%"
 _NUMBERS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")

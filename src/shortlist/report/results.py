@@ -6,12 +6,13 @@ from itertools import groupby
 
 from shortlist.class_sizes import FEW_BELOW, MANY_ABOVE
 from shortlist.report.charts import key
-from shortlist.report.formats import ABSENT, counted, percent, seconds
+from shortlist.report.formats import ABSENT, percent, seconds
 from shortlist.report.gather import Comparison, Setup
 from shortlist.report.markup import Html, element
 from shortlist.report.names import loss_settings, settings, shown, varied_settings
 from shortlist.report.summary import Summary, summarise
 from shortlist.report.tables import scrolling
+from shortlist.wording import counted
 
 SIZES = {
     "few": f"under {FEW_BELOW}",

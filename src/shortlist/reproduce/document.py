@@ -8,13 +8,13 @@ from shortlist.class_sizes import FEW_BELOW, MANY_ABOVE
 from shortlist.config import RunConfig
 from shortlist.errors import ShortlistError
 from shortlist.marked_pages import MarkedPage
-from shortlist.report.formats import counted
 from shortlist.report.names import loss_settings, shown
 from shortlist.reproduce.experiment import Experiment
 from shortlist.reproduce.figures import FIGURES, from_results
 from shortlist.reproduce.registry import COLUMN_NAMES, EXPERIMENTS
 from shortlist.reproduce.results import Result, read_results, results_file
 from shortlist.reproduce.tables import latest_setups, markdown_table
+from shortlist.wording import counted
 
 _NAME = "reproduction"
 _CLASS_SIZES = (

@@ -12,7 +12,6 @@ import torch
 
 from shortlist.config import RunConfig
 from shortlist.errors import ShortlistError
-from shortlist.report.formats import counted
 from shortlist.reproduce import Scale, tiny_data
 from shortlist.reproduce.experiment import EPOCH_SECONDS, NONZERO_GRADIENTS, Cell, Experiment
 from shortlist.reproduce.gradients import train_and_count
@@ -20,6 +19,7 @@ from shortlist.reproduce.results import Result, results_file, results_of, run_fo
 from shortlist.runs import FinishedError, InUseError, RunFolder
 from shortlist.training import DivergedError, Interrupted, train
 from shortlist.whole_files import locked
+from shortlist.wording import counted
 
 
 def reproduce(

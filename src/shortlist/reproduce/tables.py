@@ -8,11 +8,12 @@ from dataclasses import dataclass
 from rich.table import Table
 
 from shortlist import recipes
-from shortlist.report.formats import ABSENT, PLUS_MINUS, counted
+from shortlist.report.formats import ABSENT, PLUS_MINUS
 from shortlist.reproduce.experiment import Experiment
 from shortlist.reproduce.published import Published, published
 from shortlist.reproduce.registry import COLUMN_NAMES
 from shortlist.reproduce.results import Result
+from shortlist.wording import counted
 
 # 97.5% quantiles of Student's t for 1 to 9 degrees of freedom.
 _QUANTILES = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
