@@ -16,12 +16,12 @@ from shortlist.functional import (
     topk_error,
 )
 from shortlist.reproduce.figures import FIGURES, impact_of_b, impact_of_epsilon, level_sets
+from shortlist.reproduce.figures.effort import Effort
 from shortlist.reproduce.figures.gradient_sparsity import nonzero_coordinates
 from shortlist.reproduce.figures.landscapes import BALANCED, LANDSCAPES, Landscape
 from shortlist.reproduce.figures.numbers import Columns, read_columns, write_columns
 from shortlist.reproduce.figures.panels import mesh_of, score_columns
 from shortlist.reproduce.figures.repetitions import repeated, with_margin
-from shortlist.reproduce.figures.scale import Effort
 from shortlist.reproduce.figures.style import publish
 from shortlist.reproduce.figures.triangle import LABEL, MIRROR, places, rescaled, triangle_of
 

@@ -333,7 +333,7 @@ def test_finished_runs_are_not_repeated(place: Place) -> None:
     assert again == first
     assert place.finished() == before
     assert sum("finished before" in line for line in said) == 3
-    more, _ = place.run(SMALL, seeds=2)
+    more, _ = place.run(SMALL, seeds=(0, 1))
     assert len(place.finished()) == 6
     assert before.items() <= place.finished().items()
     assert {each.seed for each in more} == {0, 1}
@@ -346,7 +346,7 @@ def test_a_run_is_found_by_its_configuration_and_not_by_the_name_of_its_folder(p
     place.run(SMALL, only=["1/noised"])
     assert [Path(run).name for run in place.finished()] == ["0123456789-s0"]
     # With a seed in a folder of the name of today it makes one set-up, also when it is no longer on this disk.
-    results, _ = place.run(SMALL, seeds=2, only=["1/noised"])
+    results, _ = place.run(SMALL, seeds=(0, 1), only=["1/noised"])
     assert len({Path(run).name.partition("-")[0] for run in place.finished()}) == 2
     shutil.rmtree(folder.with_name("0123456789-s0"))
     path = results_file(place.results, SMALL, "smoke")
@@ -541,7 +541,7 @@ def test_data_that_is_missing_is_said_once_with_what_to_do(place: Place, monkeyp
 
 def test_no_cell_has_two_seeds_before_all_have_one(place: Place) -> None:
     two_cells = replace(SMALL, cells=SMALL.cells[:2])
-    place.run(two_cells, seeds=2)
+    place.run(two_cells, seeds=(0, 1))
     in_order = sorted(place.finished().items(), key=lambda run: run[1])
     assert [name.rpartition("-s")[2] for name, _ in in_order] == ["0", "0", "1", "1"]
 
@@ -565,8 +565,8 @@ def test_patterns_choose_rows_and_columns(place: Place) -> None:
     assert {cell.row for cell in experiment.selected(["smooth"])} == set(experiment.rows)
     with pytest.raises(sl.ShortlistError, match=r"its rows are 0\.0, 0\.1"):
         place.run(experiment, only=["0.5"])
-    with pytest.raises(sl.ShortlistError, match="--seeds must be at least 1"):
-        place.run(experiment, seeds=0)
+    with pytest.raises(sl.ShortlistError, match="--seeds must name at least one"):
+        place.run(experiment, seeds=())
 
 
 def test_patterns_may_mean_cells_of_some_tables_only(place: Place, capsys: pytest.CaptureFixture[str]) -> None:
@@ -782,12 +782,12 @@ def few_cells_of(name: str) -> Experiment:
 def test_a_damaged_run_is_named_and_does_not_hide_the_others(
     place: Place, experiment: Experiment, file: str, damage: str
 ) -> None:
-    results, _ = place.run(experiment, seeds=2)
+    results, _ = place.run(experiment, seeds=(0, 1))
     if file == "metrics.jsonl":
         damage = '{"epoch": 0}\n' * 2
     (place.runs_root / results[0].run / file).write_text(damage)
     results_file(place.results, experiment, "smoke").unlink()
-    others, failures = place.run(experiment, seeds=2)
+    others, failures = place.run(experiment, seeds=(0, 1))
     assert others == [each for each in results if each.run != results[0].run]
     assert len(failures) == 1
     assert f"{results[0].run}/{file}" in failures[0]

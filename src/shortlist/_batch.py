@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from shortlist._checks import can_read, check_floating, check_weight
-from shortlist._precision import result_dtype, working
+from shortlist._precision import result_dtype, widened
 from shortlist.errors import ShortlistError
 
 Reduction = Literal["none", "mean", "sum"]
@@ -128,7 +128,7 @@ def with_classes_last(scores: Tensor, target: Tensor) -> tuple[Tensor, Tensor | 
     class_dim = checked_class_dim(scores)
     if not isinstance(target, Tensor):
         raise ShortlistError(f"target must be a tensor, got {type(target).__name__}")
-    scores_RL = working(scores.movedim(class_dim, -1))
+    scores_RL = widened(scores.movedim(class_dim, -1))
     if target.is_floating_point():
         if target.shape != scores.shape:
             raise ShortlistError(

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from shortlist._precision import working, working_dtype
+from shortlist._precision import widened, working_dtype
 
 # Gathered numbers held at once, forward and backward: 16 MiB of them in float32.
 _GATHERED_AT_ONCE = 2**22
@@ -116,10 +116,10 @@ def _score(
         rows = slice(start, start + step)
         weight_RPD = weight_LD[classes_RP[rows]]
         if cosine:
-            wide_RPD = working(weight_RPD)
+            wide_RPD = widened(weight_RPD)
             lengths_RP[rows] = torch.linalg.vector_norm(wide_RPD, dim=-1).clamp_min(_SHORTEST)
             weight_RPD = (wide_RPD / lengths_RP[rows].unsqueeze(-1)).to(weight_RPD.dtype)
-        product_RPD = working(weight_RPD.to(dtype)) * working(features_RD[rows]).unsqueeze(1)
+        product_RPD = widened(weight_RPD.to(dtype)) * widened(features_RD[rows]).unsqueeze(1)
         scores_RP[rows] = product_RPD.sum(-1)
     if bias_L is not None:
         scores_RP += bias_L.to(dtype)[classes_RP]
@@ -163,9 +163,9 @@ class _WeightGradient:
         return _sparse(classes_M, share_MD, self.weight_LD.shape)
 
     def _shares(self, columns: slice) -> Tensor:
-        share_RPF = self.along_RP.unsqueeze(-1) * working(self.features_RD[:, columns]).unsqueeze(1)
+        share_RPF = self.along_RP.unsqueeze(-1) * widened(self.features_RD[:, columns]).unsqueeze(1)
         if self.inwards_RP is not None:
-            weight_RPF = working(self.weight_LD[:, columns][self.classes_RP])
+            weight_RPF = widened(self.weight_LD[:, columns][self.classes_RP])
             share_RPF = torch.addcmul(share_RPF, self.inwards_RP.unsqueeze(-1), weight_RPF, value=-1)
         return share_RPF.flatten(0, 1)
 

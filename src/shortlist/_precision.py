@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 
-def working(x: Tensor) -> Tensor:
+def widened(x: Tensor) -> Tensor:
     """Half types are widened to float32: noise, sums over classes and differences of close scores need it."""
     return x.to(working_dtype(x.dtype))
 
@@ -15,7 +15,7 @@ def working_dtype(dtype: torch.dtype) -> torch.dtype:
 
 def result_dtype(x: Tensor) -> torch.dtype:
     """As torch's own losses: the dtype of the input, but at least float32 under autocast."""
-    return working(x).dtype if _under_autocast(x) else x.dtype
+    return widened(x).dtype if _under_autocast(x) else x.dtype
 
 
 def product_dtype(x: Tensor) -> torch.dtype:

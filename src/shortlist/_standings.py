@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from shortlist import kernels
-from shortlist._precision import working
+from shortlist._precision import widened
 from shortlist.smoothing import find_places
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ class Standings:
             if held and noised.can_challenge(scores_RC, places, self.epsilon, draws):
                 self._challenge(scores_RC, first_class, generator)
                 return
-        scores_RC = working(scores_RC)
+        scores_RC = widened(scores_RC)
         entrants = min(places, scores_RC.shape[1])
         if self.epsilon == 0:
             values_RP, positions_RP = scores_RC.topk(entrants)

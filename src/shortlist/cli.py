@@ -241,7 +241,9 @@ class _BenchArguments:
     device: str = "auto"
     """Where to measure."""
     document: tuple[Path, ...] | None = None
-    """Measure nothing: from these CSV files make the tables and plots of performance.md in the folder named last."""
+    """Measure nothing: make the tables and plots of performance.md from these CSV files."""
+    docs: Path = Path("docs")
+    """Folder of performance.md; plots go to performance/ in it."""
 
 
 def bench(arguments: list[str]) -> None:
@@ -250,8 +252,7 @@ def bench(arguments: list[str]) -> None:
     if parsed.document is not None:
         from shortlist.bench.document import write_performance
 
-        *files, folder = parsed.document or [Path()]
-        print(write_performance(files, folder))
+        print(write_performance(parsed.document, parsed.docs))
         return
 
     from shortlist.bench import run
@@ -266,8 +267,8 @@ class _ReproduceArguments:
     """Tables and figures."""
     scale: Scale = "short"
     """smoke: tiny data, in seconds; short: the real data for fewer epochs; paper: as long as the paper."""
-    seeds: int = 1
-    """How many runs of each cell, with the seeds 0, 1, ..."""
+    seeds: tuple[int, ...] = (0,)
+    """Run each cell once for each of these seeds."""
     only: tuple[str, ...] = ()
     """Only the cells that one of these patterns means: a row, a column, or both, e.g. '0.4' 'nois*' '0.4/noised'."""
     runs_root: Path = Path("runs")
@@ -311,7 +312,7 @@ def reproduce(arguments: list[str]) -> None:
         if name in FIGURES:
             print(*FIGURES[name](pictures, parsed.scale), sep="\n")
             continue
-        if parsed.only and not any(map(EXPERIMENTS[name].means, parsed.only)):
+        if parsed.only and not any(map(EXPERIMENTS[name].has_cell, parsed.only)):
             _say(f"--only leaves nothing of {name}")
             continue
         found, wrong = reproduce(
@@ -336,7 +337,7 @@ def reproduce(arguments: list[str]) -> None:
 def _check_patterns(patterns: Sequence[str], experiments: "Sequence[Experiment]") -> None:
     """Each of them must mean something in one of the experiments."""
     for pattern in patterns:
-        if any(experiment.means(pattern) for experiment in experiments):
+        if any(experiment.has_cell(pattern) for experiment in experiments):
             continue
         if len(experiments) == 1:
             experiments[0].selected([pattern])  # which tells what there is

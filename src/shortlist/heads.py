@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from shortlist._checks import check_at_least_one
-from shortlist._precision import working
+from shortlist._precision import widened
 
 
 class CosineLinear(nn.Module):
@@ -56,4 +56,4 @@ class CosineLinear(nn.Module):
 
 def unit_rows(x: Tensor) -> Tensor:
     """Rows of length one; the length is taken in float32, where squares of half types neither vanish nor overflow."""
-    return F.normalize(working(x), dim=-1).to(x.dtype)
+    return F.normalize(widened(x), dim=-1).to(x.dtype)

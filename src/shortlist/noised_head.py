@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from shortlist._batch import check_labels_in_range, reduce_rows, weigh_rows
 from shortlist._checks import check_at_least_one, check_floating, check_k, check_noise, check_per_class
 from shortlist._chosen_scores import chosen_scores
-from shortlist._precision import product_dtype, result_dtype, working, working_dtype
+from shortlist._precision import product_dtype, result_dtype, widened, working_dtype
 from shortlist._standings import Standings
 from shortlist.errors import ShortlistError
 from shortlist.exact import exact_topk
@@ -130,7 +130,7 @@ class NoisedHead(nn.Module, ABC):
 
     def _expected_rival(self, features_RD: Tensor, index_R: Tensor) -> tuple[Tensor, Tensor]:
         """As ``_noised_rival`` in the limit of many draws, which needs all scores of a row side by side."""
-        scores_RL = working(self.scores(features_RD))
+        scores_RL = widened(self.scores(features_RD))
         own_R = scores_RL.gather(1, index_R.unsqueeze(1)).squeeze(1)
         spoil_R = (scores_RL.detach() * 0).sum(1)
         return exact_topk(scores_RL, self.loss.k + 1, epsilon=self.loss.epsilon), own_R + spoil_R

@@ -11,7 +11,7 @@ from torch import Tensor
 from shortlist import _lazy
 from shortlist._checks import check_floating, check_k, check_n_samples, check_noise, check_not_negative
 from shortlist._noise import cpu_generator_from, standard_normal
-from shortlist._precision import working
+from shortlist._precision import widened
 from shortlist.errors import ShortlistError
 
 # Perturbed scores held at once: bounds the memory of many draws over many classes, whatever B is.
@@ -109,7 +109,7 @@ def rows_of(x: Tensor, k: int, dim: int) -> Tensor:
     if not -x.dim() <= dim < x.dim():
         raise ShortlistError(f"dim must name one of the {x.dim()} dimensions of x, got {dim}")
     check_k(k, x.shape[dim], x.shape[dim])
-    return working(x.movedim(dim, -1))
+    return widened(x.movedim(dim, -1))
 
 
 def _smoothed(

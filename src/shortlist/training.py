@@ -93,10 +93,10 @@ def train(config: RunConfig, *, folder: Path | None = None, resume: bool = False
         Interrupted: SIGINT or SIGTERM came; a checkpoint was written, or no step was left and the run has finished.
     """
     run = RunFolder(folder or default_folder(config))
-    return finish(Trainer(config, make_fabric(config), run, quiet=quiet), resume=resume)
+    return run_to_the_end(Trainer(config, make_fabric(config), run, quiet=quiet), resume=resume)
 
 
-def finish(
+def run_to_the_end(
     trainer: "Trainer", *, resume: bool, while_fitting: AbstractContextManager[object] | None = None
 ) -> RunFolder:
     """Have the trainer's run done from its claim to its result: ``train`` with a trainer of one's own making."""
@@ -359,7 +359,7 @@ class Trainer:
                 f"after epoch {self.at.epoch + 1} all suggestions have the same score, for every validation image: "
                 "try a lower optim.lr or optim.warmup_epochs, and look at the data"
             )
-        self._look_at(validation.suggestions[read])
+        self._warn_if_all_alike(validation.suggestions[read])
         metrics = validation.metrics
         value = metrics[self.config.select_metric]
         if value is None:
@@ -394,7 +394,7 @@ class Trainer:
             f"train.select = {self.config.select_metric} is undefined: no such class among the validation images"
         )
 
-    def _look_at(self, suggestions: Tensor) -> None:
+    def _warn_if_all_alike(self, suggestions: Tensor) -> None:
         """Say once, if it is so, that the network makes no difference between images."""
         if not self.warned and len(suggestions) > 1 and (suggestions == suggestions[0]).all():
             self.warned = True

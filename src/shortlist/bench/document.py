@@ -24,7 +24,7 @@ def write_performance(files: Sequence[Path], docs: Path) -> Path:
         The document.
     """
     if not files:
-        raise ShortlistError("name the CSV files and then the folder, e.g. shortlist bench --document bench.csv docs")
+        raise ShortlistError("name the CSV files, e.g. shortlist bench --document bench.csv")
     page = MarkedPage(docs / f"{_NAME}.md", "shortlist bench --document")
     if not (sections := _sections(latest(read_measurements(files)), docs)):
         raise ShortlistError(

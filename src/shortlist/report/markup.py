@@ -33,9 +33,9 @@ def element(name: str, /, *children: str, **attributes: str | float | None) -> H
     return Html(f"<{opening}>{joined(children)}</{name}>")
 
 
-def joined(parts: Iterable[str], separator: str = "") -> Html:
+def joined(parts: Iterable[str]) -> Html:
     """Parts one after another, each escaped if it is plain text."""
-    return Html(escaped(separator).join(part if isinstance(part, Html) else escaped(part) for part in parts))
+    return Html("".join(part if isinstance(part, Html) else escaped(part) for part in parts))
 
 
 def escaped(text: str) -> str:

@@ -86,7 +86,7 @@ class Experiment:
     def columns(self) -> list[str]:
         return list(dict.fromkeys(cell.column for cell in self.cells))
 
-    def means(self, pattern: str) -> bool:
+    def has_cell(self, pattern: str) -> bool:
         """Whether the pattern means one of the cells."""
         return any(cell.matches(pattern) for cell in self.cells)
 

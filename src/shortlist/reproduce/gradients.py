@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from shortlist.config import RunConfig
 from shortlist.errors import ShortlistError
 from shortlist.runs import RunFolder
-from shortlist.training import Interrupted, Trainer, finish, make_fabric
+from shortlist.training import Interrupted, Trainer, make_fabric, run_to_the_end
 
 COUNTS = "gradients.json"
 """In the run folder: how many coordinates were not zero, and of how many images."""
@@ -50,7 +50,7 @@ def train_and_count(config: RunConfig, *, folder: Path, resume: bool, quiet: boo
     run = RunFolder(folder)
     trainer = Trainer(config, make_fabric(config), run, quiet=quiet)
     criterion = trainer.criterion = CountingLoss(trainer.criterion).to(trainer.fabric.device)
-    return finish(trainer, resume=resume, while_fitting=_counts_kept(criterion, run))
+    return run_to_the_end(trainer, resume=resume, while_fitting=_counts_kept(criterion, run))
 
 
 @contextmanager

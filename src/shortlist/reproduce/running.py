@@ -21,12 +21,15 @@ from shortlist.training import DivergedError, Interrupted, train
 from shortlist.whole_files import locked
 from shortlist.wording import counted
 
+# So many failures with one message at the very beginning, and the rest is not tried.
+_ALIKE = 2
+
 
 def reproduce(
     experiment: Experiment,
     *,
     scale: Scale,
-    seeds: int = 1,
+    seeds: Sequence[int] = (0,),
     only: Sequence[str] = (),
     runs_root: Path = Path("runs"),
     results: Path = Path("results"),
@@ -42,7 +45,7 @@ def reproduce(
     Args:
         experiment: What to run.
         scale: ``smoke`` on tiny data, ``short`` or ``paper``.
-        seeds: How many; the first seed of all cells comes before the second of any.
+        seeds: Each cell is run with all of them; the first seed of all cells comes before the second of any.
         only: Patterns for rows, columns, or both as in ``0.4/noised``; empty runs all.
         runs_root: Folder of all runs.
         results: Folder of the CSV files.
@@ -55,15 +58,15 @@ def reproduce(
     Raises:
         Interrupted: SIGINT or SIGTERM came; the same call goes on where it stopped.
     """
-    if seeds < 1:
-        raise ShortlistError(f"--seeds must be at least 1, got {seeds}")
+    if not seeds:
+        raise ShortlistError("--seeds must name at least one seed")
     cells = experiment.selected(only)
     if scale == "smoke":
         tiny_data.ensure(runs_root)
     update_results(experiment, scale, runs_root, results)  # a file that is damaged is noticed before any training
     failures: dict[str, list[str]] = defaultdict(list)
     elsewhere = 0
-    jobs = [(seed, cell) for seed in range(seeds) for cell in cells]
+    jobs = [(seed, cell) for seed in dict.fromkeys(seeds) for cell in cells]
     try:
         with _alone(experiment, runs_root), _one_thread() if scale == "smoke" else nullcontext():
             for number, (seed, cell) in enumerate(jobs, 1):
@@ -145,10 +148,6 @@ def _explained(experiment: Experiment, failures: dict[str, list[str]], jobs: int
         f"{experiment.name}: {len(cells)} of {jobs} runs failed ({cells[0]}{', ...' if cells[1:] else ''}): {cause}"
         for cause, cells in failures.items()
     ]
-
-
-# So many failures with one message at the very beginning, and the rest is not tried.
-_ALIKE = 2
 
 
 @contextmanager

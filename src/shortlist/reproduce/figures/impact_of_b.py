@@ -5,11 +5,11 @@ from pathlib import Path
 from matplotlib.figure import Figure
 
 from shortlist.reproduce import Scale
+from shortlist.reproduce.figures.effort import Effort
 from shortlist.reproduce.figures.landscapes import BALANCED
 from shortlist.reproduce.figures.numbers import Columns
 from shortlist.reproduce.figures.panels import draw_map, loss_scale, mesh_of, name_row, score_columns, two_rows_of_five
 from shortlist.reproduce.figures.repetitions import repeated
-from shortlist.reproduce.figures.scale import Effort
 from shortlist.reproduce.figures.style import ACCENT, headline, publish
 from shortlist.reproduce.figures.triangle import rescaled, triangle_of
 

@@ -5,6 +5,7 @@ from pathlib import Path
 from matplotlib.figure import Figure
 
 from shortlist.reproduce import Scale
+from shortlist.reproduce.figures.effort import Effort
 from shortlist.reproduce.figures.landscapes import BALANCED
 from shortlist.reproduce.figures.numbers import Columns
 from shortlist.reproduce.figures.panels import (
@@ -17,7 +18,6 @@ from shortlist.reproduce.figures.panels import (
     two_rows_of_five,
 )
 from shortlist.reproduce.figures.repetitions import repeated
-from shortlist.reproduce.figures.scale import Effort
 from shortlist.reproduce.figures.style import headline, publish
 from shortlist.reproduce.figures.triangle import rescaled, triangle_of
 

@@ -6,10 +6,10 @@ from pathlib import Path
 from matplotlib.figure import Figure
 
 from shortlist.reproduce import Scale
+from shortlist.reproduce.figures.effort import Effort
 from shortlist.reproduce.figures.landscapes import LANDSCAPES
 from shortlist.reproduce.figures.numbers import Columns
 from shortlist.reproduce.figures.panels import NOTHING, draw_map, loss_scale, mesh_of, score_columns, two_rows_of_five
-from shortlist.reproduce.figures.scale import Effort
 from shortlist.reproduce.figures.style import QUIET, headline, publish
 from shortlist.reproduce.figures.triangle import rescaled, triangle_of
 
