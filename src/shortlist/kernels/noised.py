@@ -178,8 +178,8 @@ class Labels(NamedTuple):
 class Settings(NamedTuple):
     """What does not differ from row to row."""
 
-    k: int
-    """The rank of the score that the label is measured against."""
+    rank: int
+    """Of the score that the label is measured against: K + 1."""
     scale: float
     epsilon: float
     num_draws: int
@@ -194,9 +194,9 @@ class Settings(NamedTuple):
 class _Search:
     """The first steps of a lazy search, and what they leave for the draws."""
 
-    def __init__(self, scores_RL: Tensor, k: int, epsilon: float) -> None:
+    def __init__(self, scores_RL: Tensor, rank: int, epsilon: float) -> None:
         num_rows, device = scores_RL.shape[0], scores_RL.device
-        self.scores_RL, self.epsilon, self.k, self.wanted = scores_RL, epsilon, k, _wanted(k)
+        self.scores_RL, self.epsilon, self.rank, self.wanted = scores_RL, epsilon, rank, _wanted(rank)
         self.num_tiles = divided_up(scores_RL.shape[1], _TILE)
         # Room for the hot classes of a row: in flat rows about twenty times those that should pass.
         self.hot = power_of_2(min(max(256, int(24 * self.wanted)), scores_RL.shape[1]))
@@ -225,7 +225,7 @@ class _Search:
         _prepare(
             (self.scores_RL.shape[0] * divided_up(self.num_tiles, _TILES_READ), 1, 1),
             (self.scores_RL, *loss, *self.found(), self._queue, words, spoil_R, base_R, share_R),
-            (*self.shape, self.epsilon, steepness, self.wanted, self.k, ignore_index),
+            (*self.shape, self.epsilon, steepness, self.wanted, self.rank, ignore_index),
             (_TILE, _TILES_READ, lanes, fold, block, _CELLS_LISTED, self.hot, lists, spoil_R is not None, *has),
             kinds=(*self.kinds, *map(kind, loss)),
             num_warps=8,
@@ -295,7 +295,7 @@ def results_of_rows(scores_RL: Tensor, labels: Labels, settings: Settings, seed:
     """The loss, and what its gradient is made of."""
     scores_RL = scores_RL if scores_RL.stride(1) == 1 else scores_RL.contiguous()
     rows = RowResults(scores_RL.shape[0], settings.num_draws, settings.reduction, scores_RL.device)
-    draw = _launch_dense if _is_dense(scores_RL.shape[1], settings.k) else _launch_lazy
+    draw = _launch_dense if _is_dense(scores_RL.shape[1], settings.rank) else _launch_lazy
     draw(scores_RL, labels, settings, seed, rows)
     return rows
 
@@ -340,13 +340,13 @@ def _added_up(grad_loss: Tensor, target_R: Tensor, classes_RB: Tensor, slope_R: 
 
 
 def _launch_dense(scores_RL: Tensor, labels: Labels, settings: Settings, seed: Seed, rows: RowResults) -> None:
-    k, scale, epsilon, num_draws, _ = settings
+    rank, scale, epsilon, num_draws, _ = settings
     num_rows, num_classes = scores_RL.shape
     places = power_of_2(num_classes)
     _draw_dense(
         (num_rows, num_draws, 1),
         (scores_RL, labels.target_R, labels.margins_L, labels.weight_L, seed.words, *rows.pointers()),
-        (num_rows, num_classes, scores_RL.stride(0), seed.key, k, num_draws, epsilon, scale, labels.ignore_index),
+        (num_rows, num_classes, scores_RL.stride(0), seed.key, rank, num_draws, epsilon, scale, labels.ignore_index),
         (places, labels.margins_L is not None, labels.weight_L is not None, *rows.finish),
         kinds=(kind(scores_RL), *map(kind, labels[:3])),
         num_warps=max(1, min(16, places // 512)),
@@ -354,9 +354,9 @@ def _launch_dense(scores_RL: Tensor, labels: Labels, settings: Settings, seed: S
 
 
 def _launch_lazy(scores_RL: Tensor, labels: Labels, settings: Settings, seed: Seed, rows: RowResults) -> None:
-    k, scale, epsilon, num_draws, _ = settings
+    rank, scale, epsilon, num_draws, _ = settings
     num_rows = scores_RL.shape[0]
-    search = _Search(scores_RL, k, epsilon)
+    search = _Search(scores_RL, rank, epsilon)
     search.prepare(labels, rows, None, seed.words)
     capacity = _capacity(search.wanted)
     splits = _splits(num_rows * num_draws, search.num_tiles, capacity)
@@ -366,34 +366,34 @@ def _launch_lazy(scores_RL: Tensor, labels: Labels, settings: Settings, seed: Se
     _draw_lazy(
         (num_rows, num_draws, splits),
         (scores_RL, seed.words, *search.found(), counts_RBS, lists, *rows.pointers()),
-        (num_rows, *search.shape, seed.key, k, num_draws, epsilon, scale),
+        (num_rows, *search.shape, seed.key, rank, num_draws, epsilon, scale),
         (_TILE, _LANES, _FOLD, _CELLS, search.hot, capacity, splits, *rows.finish),
         kinds=search.kinds,
         num_warps=1,
     )
 
 
-def _is_dense(num_classes: int, k: int) -> bool:
-    return num_classes <= _DENSE or (num_classes <= _MOST_DENSE and not _is_roomy(num_classes, k))
+def _is_dense(num_classes: int, rank: int) -> bool:
+    return num_classes <= _DENSE or (num_classes <= _MOST_DENSE and not _is_roomy(num_classes, rank))
 
 
-def _is_roomy(num_classes: int, k: int) -> bool:
+def _is_roomy(num_classes: int, rank: int) -> bool:
     """Whether a row can be searched lazily: many of its tiles hold none of the K largest, and these fit one warp."""
-    wanted = _wanted(k)
+    wanted = _wanted(rank)
     return divided_up(num_classes, _TILE) >= 1.5 * wanted and _capacity(wanted) <= 8192
 
 
 def words_for(shape: torch.Size, settings: Settings) -> int:
-    (num_rows, num_classes), k, num_draws = shape, settings.k, settings.num_draws
-    if _is_dense(num_classes, k):
+    (num_rows, num_classes), rank, num_draws = shape, settings.rank, settings.num_draws
+    if _is_dense(num_classes, rank):
         return words_needed(num_rows, parts=False, split_draws=0)
-    splits = _splits(num_rows * num_draws, divided_up(num_classes, _TILE), _capacity(_wanted(k)))
+    splits = _splits(num_rows * num_draws, divided_up(num_classes, _TILE), _capacity(_wanted(rank)))
     return words_needed(num_rows, parts=True, split_draws=num_draws if splits > 1 else 0)
 
 
-def _wanted(k: int) -> float:
-    """How many classes should pass the level on average, for fewer than k to do so about once in a million draws."""
-    return k + 6 * math.sqrt(k) + 6
+def _wanted(rank: int) -> float:
+    """How many classes should pass the level on average, for fewer than rank to do so about once in a million draws."""
+    return rank + 6 * math.sqrt(rank) + 6
 
 
 @functools.lru_cache
