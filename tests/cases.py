@@ -43,6 +43,10 @@ class LossCase:
             shared.setdefault("noise", noise_for(scores))
         return self.function(scores, target, **shared)
 
+    def given(self, noise: Tensor) -> dict[str, Tensor]:
+        """As a keyword, for the losses that take it."""
+        return {"noise": noise} if self.noised else {}
+
 
 def _counts_of(scores: Tensor) -> Tensor:
     return class_counts(scores.shape[min(1, scores.dim() - 1)])

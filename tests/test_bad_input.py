@@ -368,7 +368,7 @@ def test_the_metrics_ignore_no_label() -> None:
 def test_the_ignored_label_need_not_name_a_class_but_every_other_must(loss: LossCase, ignore_index: int) -> None:
     kept = torch.tensor([True, False, True])
     target = torch.where(kept, TARGET, ignore_index)
-    noise = {"noise": noise_for(SCORES)[kept]} if loss.noised else {}
+    noise = loss.given(noise_for(SCORES)[kept])
     torch.testing.assert_close(
         loss(SCORES, target, ignore_index=ignore_index), loss(SCORES[kept], TARGET[kept], **noise)
     )

@@ -30,7 +30,7 @@ def test_value_and_gradient_are_those_of_the_cpu(loss: LossCase, dtype: torch.dt
     results = []
     for device in ("cpu", "cuda"):
         here = scores.to(device, dtype).requires_grad_()
-        noise = {"noise": noise_for(scores).to(device)} if loss.noised else {}
+        noise = loss.given(noise_for(scores).to(device))
         value = loss(here, target.to(device), **noise)
         gradient = torch.autograd.grad(value, here)[0] if loss.has_gradient else torch.zeros(())
         results.append((value.cpu(), gradient.cpu()))

@@ -44,7 +44,7 @@ def test_value_is_the_obvious_one_ties_included(loss: LossCase, rows: list[list[
     target = torch.tensor(data.draw(st.lists(label, min_size=len(rows), max_size=len(rows))))
     noise = noise_for(scores)
     want = literal_losses(loss, scores, noise).gather(1, target[:, None]).squeeze(1)
-    kwargs = {"noise": noise} if loss.noised else {}
+    kwargs = loss.given(noise)
     torch.testing.assert_close(loss(scores, target, reduction="none", **kwargs), want)
 
 
@@ -53,7 +53,7 @@ def test_value_is_the_obvious_one_ties_included(loss: LossCase, rows: list[list[
 def test_gradient_is_that_of_the_obvious_one(loss: LossCase, shape: tuple[int, int]) -> None:
     scores = draw_scores(*shape).requires_grad_()
     noise, upstream = noise_for(scores.detach()), draw_scores(shape[0], shape[1])
-    kwargs = {"noise": noise} if loss.noised else {}
+    kwargs = loss.given(noise)
     want = (upstream * literal_losses(loss, scores, noise)).sum()
     got = torch.zeros((), dtype=torch.float64)
     for label in range(shape[1]):
@@ -90,7 +90,7 @@ def test_one_hot_probabilities_are_labels(loss: LossCase) -> None:
 @every_differentiable_loss
 def test_gradcheck(loss: LossCase) -> None:
     scores = draw_scores(3, 6).requires_grad_()
-    noise = {"noise": 0.1 * noise_for(scores.detach())} if loss.noised else {}
+    noise = loss.given(0.1 * noise_for(scores.detach()))
     for target in (torch.tensor([0, 3, 5]), draw_scores(3, 6).softmax(1)):
         assert torch.autograd.gradcheck(lambda s, y=target: loss(s, y, reduction="none", **noise), scores)
 
@@ -100,7 +100,7 @@ def test_module_is_the_function(loss: LossCase) -> None:
     scores, target, weight = draw_scores(5, 6), torch.tensor([0, 5, 1, 2, 3]), torch.rand(6, dtype=torch.float64)
     shared = {"weight": weight, "ignore_index": 1, "reduction": "sum"}
     module = loss.module(6, **shared)
-    noise = {"noise": noise_for(scores)} if loss.noised else {}
+    noise = loss.given(noise_for(scores))
     assert torch.equal(module(scores, target, **noise), loss(scores, target, **shared, **noise))
 
 
@@ -110,8 +110,8 @@ def test_further_dimensions_are_further_rows(loss: LossCase, extra: tuple[int, .
     scores = draw_scores(4, 5, *extra)
     target = torch.randint(5, (4, *extra))
     noise = noise_for(scores)
-    got = loss(scores, target, reduction="none", **({"noise": noise} if loss.noised else {}))
-    flat = {"noise": noise.movedim(1, -2).reshape(-1, 5, noise.shape[-1])} if loss.noised else {}
+    got = loss(scores, target, reduction="none", **loss.given(noise))
+    flat = loss.given(noise.movedim(1, -2).reshape(-1, 5, noise.shape[-1]))
     want = loss(scores.movedim(1, -1).reshape(-1, 5), target.flatten(), reduction="none", **flat)
     assert got.shape == target.shape
     torch.testing.assert_close(got.flatten(), want)
@@ -120,7 +120,7 @@ def test_further_dimensions_are_further_rows(loss: LossCase, extra: tuple[int, .
 @every_loss
 def test_a_single_row_needs_no_batch(loss: LossCase) -> None:
     scores, noise = draw_scores(5), noise_for(draw_scores(5))
-    alone, batched = ({"noise": noise}, {"noise": noise[None]}) if loss.noised else ({}, {})
+    alone, batched = loss.given(noise), loss.given(noise[None])
     got = loss(scores, torch.tensor(3), **alone)
     assert got.shape == ()
     torch.testing.assert_close(got, loss(scores[None], torch.tensor([3]), **batched))
@@ -176,7 +176,7 @@ def test_weights_and_reductions_act_as_in_cross_entropy(loss: LossCase, kind: st
 def test_ignored_rows_count_for_nothing(loss: LossCase) -> None:
     scores, target = draw_scores(6, 5), torch.tensor([0, -7, 4, -7, 2, 3])
     noise, kept = noise_for(scores), target != -7
-    all_rows, kept_rows = ({"noise": noise}, {"noise": noise[kept]}) if loss.noised else ({}, {})
+    all_rows, kept_rows = loss.given(noise), loss.given(noise[kept])
     got = loss(scores, target, ignore_index=-7, **all_rows)
     torch.testing.assert_close(got, loss(scores[kept], target[kept], **kept_rows))
     assert loss(scores, target, ignore_index=-7, reduction="none", **all_rows)[~kept].eq(0).all()
@@ -216,7 +216,7 @@ def test_permuting_classes_permutes_the_gradient(loss: LossCase) -> None:
 
     def gradient(scores: Tensor, target: Tensor, noise: Tensor) -> Tensor:
         scores = scores.detach().requires_grad_()
-        value = loss(scores, target, **({"noise": noise} if loss.noised else {}))
+        value = loss(scores, target, **loss.given(noise))
         return torch.autograd.grad(value, scores)[0]
 
     permuted = gradient(scores[:, order], there[target], noise[:, order])

@@ -59,7 +59,7 @@ def test_one_bad_score_anywhere_spoils_its_row_and_no_other(
     loss: LossCase, dtype: torch.dtype, bad: float, label: int, probabilities: bool
 ) -> None:
     spoilt, clean = rows_with(bad, dtype), normal(2 * L, L, dtype=dtype)
-    target, noise = target_for(clean, label, probabilities), {"noise": noise_for(clean)} if loss.noised else {}
+    target, noise = target_for(clean, label, probabilities), loss.given(noise_for(clean))
     got = loss(spoilt, target, reduction="none", **noise)
     assert got[::2].isnan().all()
     assert torch.equal(got[1::2], loss(clean, target, reduction="none", **noise)[1::2])
@@ -85,7 +85,7 @@ def test_an_ignored_row_may_hold_anything(loss: LossCase, reduction: str, bad: f
     spoilt, target = rows_with(bad, torch.float64), torch.arange(2 * L) % L
     target[::2] = -100
     noise = noise_for(spoilt)
-    given, given_kept = ({"noise": noise}, {"noise": noise[1::2]}) if loss.noised else ({}, {})
+    given, given_kept = loss.given(noise), loss.given(noise[1::2])
     want = loss(spoilt[1::2], target[1::2], reduction=reduction, **given_kept)
     torch.testing.assert_close(loss(spoilt, target, reduction=reduction, **given), want)
     assert torch.equal(loss(spoilt, target, reduction="none", **given)[::2], torch.zeros(L, dtype=torch.float64))
@@ -138,7 +138,7 @@ def test_the_value_at_huge_scores_is_the_obvious_one(
 ) -> None:
     scores = huge_rows(size, dtype)
     noise = noise_for(scores)
-    got = loss(scores, target_for(scores, label, False), reduction="none", **{"noise": noise} if loss.noised else {})
+    got = loss(scores, target_for(scores, label, False), reduction="none", **loss.given(noise))
     rows = zip(scores.double(), noise.double(), strict=True)
     want = torch.stack([loss.literal(row, label, draws) for row, draws in rows])
     # The obvious focal loss takes the logarithm of a probability that is zero.
@@ -199,7 +199,7 @@ def test_a_large_negative_score_rules_a_class_out(loss: LossCase, dtype: torch.d
     target = target_for(kept, 0, probabilities) if probabilities else torch.arange(8) % L
     padded = torch.cat([target, torch.zeros_like(masked)], 1) if probabilities else target
     noise = noise_for(scores)
-    given, given_kept = ({"noise": noise}, {"noise": noise[:, :L]}) if loss.noised else ({}, {})
+    given, given_kept = loss.given(noise), loss.given(noise[:, :L])
     want, want_grad = value_and_grad(lambda s: loss(s, target, reduction="none", **given_kept), kept)
     got, got_grad = value_and_grad(lambda s: loss(s, padded, reduction="none", **given), scores)
     torch.testing.assert_close(got, want)

@@ -34,7 +34,7 @@ every_noised_loss = pytest.mark.parametrize(
 
 
 def given_noise(loss: LossCase, scores: Tensor) -> dict[str, Tensor]:
-    return {"noise": noise_for(scores)} if loss.noised else {}
+    return loss.given(noise_for(scores))
 
 
 def assert_same_value_and_gradient(
