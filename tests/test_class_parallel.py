@@ -304,6 +304,11 @@ def checked(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def test_scores_of_no_features_have_their_shape() -> None:
+    head = sl.ClassParallelNoisedTopKHead(4, 7, sl.NoisedTopKHinge(2))
+    assert head.scores(torch.empty(0, 4)).shape == (0, 7)
+
+
 def test_two_and_four_ranks_are_one_process(checked: Path) -> None:
     assert checked.is_dir()
 

@@ -3,6 +3,7 @@
 Run with ``make test-gpu``. The tests of whole runs need what ``shortlist[train]`` installs, and are skipped without.
 """
 
+import itertools
 import math
 import subprocess
 import sys
@@ -214,7 +215,8 @@ def test_stopped_within_an_epoch_it_ends_as_if_undisturbed(
     config = config_for(data)
     want = train_losses(config, tmp_path / "undisturbed")
     with monkeypatch.context() as patch:
-        patch.setattr(stopping.StopRequests, "requested", lambda self, fabric, step, *, last: step == 7)
+        steps = itertools.count(1)
+        patch.setattr(stopping.StopRequests, "requested", lambda self, fabric, *, last: next(steps) == 7)
         with pytest.raises(training.Interrupted):
             train_losses(config, tmp_path / "stopped")
     assert train_losses(config, tmp_path / "stopped", resume=True) == pytest.approx(want, rel=1e-4)

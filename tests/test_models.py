@@ -11,7 +11,7 @@ from shortlist import CosineLinear, ShortlistError
 from shortlist.cifar_networks import ResNet
 from shortlist.config import ModelConfig
 from shortlist.models import build_model
-from shortlist.runs import RunFolder
+from shortlist.runs import RunFolder, as_safetensors
 
 
 def test_densenet_40_40_has_the_parameters_of_the_papers_network() -> None:
@@ -104,7 +104,7 @@ def test_weights_on_disk_bring_a_network_back(name: str, tmp_path: Path) -> None
     run, images = RunFolder(tmp_path), torch.randn(2, 3, 32, 32)
     model = build_model(ModelConfig(name=name), (3, 32, 32), 7)
     model.train()(images)
-    run.save_best(model.state_dict())
+    run.save_best(as_safetensors(model.state_dict()))
     again = build_model(ModelConfig(name=name), (3, 32, 32), 7)
     again.load_state_dict(run.load_best())
     torch.testing.assert_close(again.eval()(images), model.eval()(images), rtol=0, atol=0)

@@ -15,7 +15,7 @@ import torch
 
 from shortlist import ShortlistError
 from shortlist.config import RunConfig, to_dict
-from shortlist.runs import RunFolder, file_digest, find_runs
+from shortlist.runs import RunFolder, as_safetensors, file_digest, find_runs
 from shortlist.whole_files import WRITING, written_whole
 
 
@@ -213,7 +213,7 @@ def test_a_checkpoint_cannot_run_code(run: RunFolder) -> None:
 
 
 def test_damaged_best_weights_are_refused_by_name(run: RunFolder) -> None:
-    run.save_best({"w": torch.arange(4.0)})
+    run.save_best(as_safetensors({"w": torch.arange(4.0)}))
     assert torch.equal(run.load_best()["w"], torch.arange(4.0))
     best = run.path / "best.safetensors"
     run.write_json("final.json", {"best_sha256": file_digest(best)})

@@ -1,6 +1,7 @@
 """Training with real processes: killed, interrupted, spread over ranks, fed bad data."""
 
 import errno
+import itertools
 import json
 import os
 import shutil
@@ -10,6 +11,7 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,9 +19,11 @@ import pytest
 import safetensors.torch
 import torch
 from torch import Tensor, nn
+from torch import distributed as dist
+from torch.multiprocessing.spawn import spawn
 from torch.utils.tensorboard import SummaryWriter
 
-from shortlist import ShortlistError, cli, training
+from shortlist import ShortlistError, cli, stopping, training
 from shortlist.captured import undone
 from shortlist.config import DataConfig, LossConfig, ModelConfig, OptimConfig, RunConfig, TrainConfig, to_dict
 from shortlist.data import load_problem
@@ -27,6 +31,7 @@ from shortlist.data.files import FileSplit
 from shortlist.evaluation import Evaluation, evaluate_run
 from shortlist.run_records import read_classes
 from shortlist.runs import RunFolder
+from shortlist.stopping import StopRequests
 from shortlist.training import DivergedError, Interrupted, Trainer, train
 from shortlist.whole_files import WRITING
 from tests.data.pictures import put_classes
@@ -161,31 +166,23 @@ def test_the_environment_tells_where_a_run_began_and_where_it_was_resumed(tmp_pa
     }
 
 
-def start_two_ranks(config: RunConfig, out: Path, *options: str) -> subprocess.Popen[str]:
-    command = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        "--nproc-per-node",
-        "2",
-        "-m",
-        "shortlist",
-    ]
-    command += ["train", "embeddings", *config_arguments(config), "--out", str(out), *options]
+def start_ranks(config: RunConfig, out: Path, *options: str, count: int = 2) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", f"{count}"]
+    command += ["-m", "shortlist", "train", config.data.name, *config_arguments(config), "--out", str(out), *options]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     return subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True, env=environment)
 
 
-def two_ranks(config: RunConfig, out: Path, *options: str) -> None:
-    process = start_two_ranks(config, out, *options)
+def run_ranks(config: RunConfig, out: Path, *options: str, count: int = 2) -> str:
+    process = start_ranks(config, out, *options, count=count)
     messages = process.communicate(timeout=300)[1]
     assert process.returncode == 0, messages
+    return messages
 
 
 def test_two_ranks_stop_together_and_resume_with_the_same_numbers(data: Path, tmp_path: Path) -> None:
     config = small_config(data, train=TrainConfig(epochs=8, batch_size=8, ks=(1, 3), device="cpu"))
-    process = start_two_ranks(config, tmp_path / "stopped")
+    process = start_ranks(config, tmp_path / "stopped")
     assert process.stderr is not None
     while "epoch 1/8" not in process.stderr.readline():
         assert process.poll() is None
@@ -194,8 +191,8 @@ def test_two_ranks_stop_together_and_resume_with_the_same_numbers(data: Path, tm
     state = RunFolder(tmp_path / "stopped").load_checkpoint(pytest.fail)
     assert state is not None
     assert 1 <= state["position"]["epoch"] < 8
-    two_ranks(config, tmp_path / "stopped", "--resume")
-    two_ranks(config, tmp_path / "undisturbed")
+    run_ranks(config, tmp_path / "stopped", "--resume")
+    run_ranks(config, tmp_path / "undisturbed")
     stopped, undisturbed = outcome(tmp_path / "stopped"), outcome(tmp_path / "undisturbed")
     for line, other in zip(stopped["metrics"], undisturbed["metrics"], strict=True):
         assert_close(line, other, rel=1e-6)
@@ -207,13 +204,115 @@ def test_two_ranks_give_the_metrics_of_one(data: Path, tmp_path: Path) -> None:
     settings = TrainConfig(epochs=3, batch_size=50, accumulate=2, ks=(1, 3), device="cpu", eval_batch_size=7)
     config = small_config(data, loss=loss, train=settings)
     alone = train(replace(config, recipe="embeddings"), folder=tmp_path / "alone", quiet=True).path
-    two_ranks(config, tmp_path / "both")
+    run_ranks(config, tmp_path / "both")
     one, two = outcome(alone), outcome(tmp_path / "both")
     for line, other in zip(one["metrics"], two["metrics"], strict=True):
         assert_close(line, other, rel=1e-4)
     assert_close(one["final"]["test"], two["final"]["test"], rel=1e-4)
     environment_of_two = json.loads((tmp_path / "both" / "environment.json").read_text())
     assert environment_of_two["world_size"] == 2
+
+
+def test_ranks_without_a_validation_image_wait_for_nobody(tmp_path: Path) -> None:
+    """And the rank whose only other image of a part cannot be read still trains with it."""
+    for split, images in (("train", 8), ("val", 1), ("test", 2)):
+        put_classes(tmp_path / "photos" / split, {"elm": images, "owl": images})
+    (tmp_path / "photos" / "train" / "elm" / "3.png").write_bytes(b"no picture")
+    config = photos_config(tmp_path / "photos", on_bad_image="skip", image_size=4)  # of which one place is left
+    batches = replace(config.train, batch_size=6)  # two images a rank
+    config = replace(config, model=ModelConfig(name="resnet32"), train=batches)
+    messages = run_ranks(config, tmp_path / "run", count=3)
+    assert "left out, as they could not be read: 1: train/elm/3.png" in messages
+    assert RunFolder(tmp_path / "run").finished
+
+
+def test_an_epoch_has_the_same_loss_on_however_many_ranks_it_goes_on(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loss = LossConfig(name="cross_entropy", k=3)
+    config = small_config(data, loss=loss, train=TrainConfig(epochs=1, batch_size=36, ks=(1, 3), device="cpu"))
+    config = replace(config, recipe="embeddings")
+    whole = outcome(train(config, folder=tmp_path / "whole", quiet=True).path)
+    with monkeypatch.context() as patch:
+        steps = itertools.count(1)
+        patch.setattr(StopRequests, "requested", lambda self, fabric, *, last: next(steps) == 7)
+        with pytest.raises(Interrupted):
+            train(config, folder=tmp_path / "stopped", quiet=True)
+    run_ranks(config, tmp_path / "stopped", "--resume")
+    stopped = outcome(tmp_path / "stopped")
+    assert_close(whole["metrics"][0], stopped["metrics"][0], rel=1e-4)
+
+
+def agreements(rank: int, folder: Path) -> None:
+    """After which of 60 steps two ranks agreed, if one of them takes so long."""
+    dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=2)
+    fabric: Any = SimpleNamespace(world_size=2, device=torch.device("cpu"))
+    now, step, steps = 0.0, 0, list[int]()
+    reduce = dist.all_reduce
+
+    def noted(*arguments: Any) -> None:
+        steps.append(step)
+        reduce(*arguments)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(stopping, "time", SimpleNamespace(monotonic=lambda: now))
+        patch.setattr(dist, "all_reduce", noted)
+        stop = StopRequests()
+        for step in range(1, 61):
+            now += 0.9 if rank else 0.01
+            stop.asked = rank == 1 and step >= 30
+            if stop.requested(fabric, last=step == 60):
+                break
+    (folder / f"{rank}.json").write_text(json.dumps(steps))
+    dist.destroy_process_group()
+
+
+def test_ranks_agree_on_stopping_every_few_seconds_of_the_slowest(tmp_path: Path) -> None:
+    spawn(agreements, args=(tmp_path,), nprocs=2)
+    first, second = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2))
+    assert first == second
+    assert first[-1] in (30, 31)
+    assert max(after - before for before, after in itertools.pairwise(first)) * 0.9 <= 2
+
+
+def test_after_a_damaged_checkpoint_the_best_weights_are_those_that_the_result_names(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An epoch that is run again need not be the best again: on a GPU, or on other ranks, it may come out otherwise."""
+    config = small_config(data, train=TrainConfig(epochs=3, batch_size=16, ks=(1, 3), device="cpu"))
+    original, first = Trainer._note_if_best, dict[str, Tensor]()
+
+    def best_but_for_the_second(trainer: Trainer, value: float, metrics: dict[str, float | None]) -> bool:
+        if trainer.at.epoch == 0:
+            first.update({name: values.clone() for name, values in trainer.plain_model.state_dict().items()})
+        return trainer.at.epoch != 1 and original(trainer, float(trainer.at.epoch), metrics)
+
+    def died(trainer: Trainer) -> None:
+        raise SystemExit
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Trainer, "_note_if_best", best_but_for_the_second)
+        patch.setattr(Trainer, "test", died)
+        with pytest.raises(SystemExit):
+            train(config, folder=tmp_path, quiet=True)
+    max((tmp_path / "checkpoints").glob("*.pt")).write_bytes(b"damaged")
+    with monkeypatch.context() as patch:
+        patch.setattr(Trainer, "_note_if_best", lambda *arguments: False)  # this time
+        run = train(config, folder=tmp_path, resume=True, quiet=True)
+    assert run.read_json("final.json")["best_epoch"] == 0
+    torch.testing.assert_close(run.load_best(), first, rtol=0, atol=0)
+
+
+def test_best_weights_that_are_lost_are_said_to_be(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = small_config(data, train=TrainConfig(epochs=2, batch_size=16, ks=(1, 3), device="cpu"))
+    interrupt_before_the_end = itertools.count(1)
+    with monkeypatch.context() as patch:
+        patch.setattr(StopRequests, "requested", lambda self, fabric, *, last: next(interrupt_before_the_end) == 50)
+        with pytest.raises(Interrupted, match="stopped in epoch 2"):
+            train(config, folder=tmp_path, quiet=True)
+    (tmp_path / "best.safetensors").unlink()
+    with pytest.raises(ShortlistError, match="the best weights so far, of epoch 1, are lost"):
+        train(config, folder=tmp_path, resume=True, quiet=True)
 
 
 def test_a_batch_in_parts_is_the_whole_batch(data: Path, tmp_path: Path) -> None:
@@ -378,16 +477,19 @@ def test_what_was_found_is_said_before_it_is_trained_on(tmp_path: Path, capfd: p
 
 
 def test_images_whose_scores_are_all_alike_are_told_of(
-    data: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    data: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     arrays = dict(np.load(data))
     arrays["test_x"][:5] = 0  # as an embedding that failed
     np.savez(tmp_path / "failed.npz", **arrays)
     run = train(small_config(tmp_path / "failed.npz"), folder=tmp_path / "run")
     assert "5 of 240 images have the same score" not in capfd.readouterr().err, "the last layer has a bias"
-    weights = run.load_best()
-    weights["head.bias"].zero_()
-    run.save_best(weights)
+    load = RunFolder.load_best
+
+    def without_bias(folder: RunFolder) -> dict[str, Tensor]:
+        return load(folder) | {"head.bias": torch.zeros(NUM_CLASSES)}
+
+    monkeypatch.setattr(RunFolder, "load_best", without_bias)
     (run.path / "final.json").unlink()
     train(small_config(tmp_path / "failed.npz"), folder=run.path, resume=True)
     assert "5 of 240 images have the same score for all of their 10 suggestions" in capfd.readouterr().err
@@ -509,7 +611,7 @@ def test_the_best_weights_are_those_of_the_epoch_that_the_checkpoint_names(
     config = small_config(data, train=TrainConfig(epochs=2, batch_size=16, ks=(1, 3), device="cpu"))
     original, epochs = RunFolder.save_best, 0
 
-    def dying(folder: RunFolder, weights: dict[str, Tensor]) -> None:
+    def dying(folder: RunFolder, weights: bytes) -> None:
         nonlocal epochs
         epochs += 1
         if written or epochs == 1:

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import optuna
 import pytest
 import torch
 from optuna.trial import Trial
@@ -490,10 +491,33 @@ def test_half_a_line_in_the_journal_does_not_spoil_it(config: RunConfig) -> None
     assert outcome(tune(config, storage="journal")) == again
 
 
+@pytest.mark.parametrize("method", ["ask", "tell"])
+def test_wherever_it_is_stopped_no_trial_is_left_to_nobody(
+    config: RunConfig, monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    original = getattr(optuna.Study, method)
+
+    def stopped(study: optuna.Study, *arguments: Any, **options: Any) -> Any:
+        patch.undo()
+        if method == "ask":  # when there is a trial, of which nobody has said whose it is
+            original(study, *arguments, **options)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(optuna.Study, method, stopped)
+        with pytest.raises(Interrupted):
+            tune(config, storage="journal")
+    monkeypatch.setattr(tuning, "_SECONDS_TO_BE_NAMED", -1)
+    assert [trial.state for trial in tune(config, storage="journal").trials] == ["complete"] * 2
+
+
 def test_a_lock_that_cannot_be_tried_is_no_sign_of_life(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def without_locks(file: Any, how: int) -> None:
         raise OSError(errno.EBADF, "as NFS says")
 
+    with pytest.raises(OSError, match="full"), tuning._at_work(tmp_path) as failed:
+        raise OSError("the disk is full")
+    assert tuning._is_alive(tmp_path / failed) is False, "whatever the storage still says of its trials"
     with tuning._at_work(tmp_path) as worker:
         assert tuning._is_alive(tmp_path / worker)
         with monkeypatch.context() as patched:

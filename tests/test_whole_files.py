@@ -88,6 +88,30 @@ def test_a_lock_is_one_holders_and_makes_its_folder(tmp_path: Path) -> None:
         pass
 
 
+def test_a_lock_ends_with_its_process_whatever_that_leaves_behind(tmp_path: Path) -> None:
+    code = f"""
+import os, sys, time
+from pathlib import Path
+from shortlist.whole_files import locked
+with locked(Path({str(tmp_path / "lock")!r})):
+    if os.fork() == 0:  # as a process that loads images
+        print("born", flush=True)
+        time.sleep(20)
+    sys.stdin.readline()
+    os._exit(1)
+"""
+    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdin is not None
+        assert process.stdout.readline() == b"born\n"
+        with pytest.raises(BlockingIOError), locked(tmp_path / "lock", wait=False):
+            pass
+        process.stdin.close()
+        assert process.wait(timeout=30) == 1
+        with locked(tmp_path / "lock", wait=False):
+            pass
+
+
 def test_what_cannot_be_written_or_locked_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     path = tmp_path / "file" / "below"

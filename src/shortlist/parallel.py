@@ -107,7 +107,7 @@ class ClassParallelNoisedTopKHead(NoisedHead):
         scores_NS = F.linear(features_ND, weight, self.bias)
         scores_NS = F.pad(scores_NS, (0, self._ranks.largest_share(self.num_classes) - scores_NS.shape[1]))
         # Padding is on the ranks with the last classes only, so it is at the end again once the parts are side by side.
-        return self._ranks.exchange(scores_NS)[:, : self.num_classes].reshape(*features.shape[:-1], -1)
+        return self._ranks.exchange(scores_NS)[:, : self.num_classes].reshape(*features.shape[:-1], self.num_classes)
 
     def _noised_rival(
         self, features_RD: Tensor, index_R: Tensor, noise_RLB: Tensor | None, generator: torch.Generator | None
@@ -251,7 +251,7 @@ class _Ranks:
             return x_NS
         x_WRS = torch.empty_like(x_NS)
         dist.all_to_all_single(x_WRS, x_NS.contiguous(), group=self.group)
-        return x_WRS.view(self.count, -1, x_NS.shape[1]).movedim(0, 1).flatten(1)
+        return x_WRS.view(self.count, len(x_NS) // self.count, x_NS.shape[1]).movedim(0, 1).flatten(1)
 
     def as_part_of_whole(self, part: Tensor, whole_shape: torch.Size) -> Tensor:
         """A ``DTensor`` that shares the memory of the part."""

@@ -7,7 +7,8 @@ preprocess.json    how an image becomes an input (absent for embeddings)
 facts.json         what the data set recorded, e.g. the files of a validation split made here
 metrics.jsonl      a line an epoch
 tensorboard/       the same numbers as events
-checkpoints/       the training state; each file carries its own checksum in its name
+checkpoints/       the training state; each file carries its own checksum in its name. And the last but one
+                   of the best weights
 best.safetensors   weights of the best epoch
 test_*             predictions and accuracy by class on the test images
 final.json         the result, written last: its presence means that the run has finished
@@ -39,6 +40,7 @@ from shortlist.errors import ShortlistError
 from shortlist.whole_files import WRITING, explained, locked, write_file
 
 _CHECKPOINTS_KEPT = 2
+_BEST = "best.safetensors"
 
 
 class InUseError(ShortlistError):
@@ -232,12 +234,29 @@ class RunFolder:
             warn(f"{path} is damaged (its checksum does not match) and is left out")
         return None
 
-    def save_best(self, weights: dict[str, Tensor]) -> None:
-        content = safetensors.torch.save({name: tensor.contiguous().cpu() for name, tensor in weights.items()})
-        write_file(self.path / "best.safetensors", content)
+    def save_best(self, content: bytes) -> None:
+        """Keep these weights (``as_safetensors``), and those before in case the checkpoint that names these is lost."""
+        best = self.path / _BEST
+        if best.is_file():
+            self._best_before.parent.mkdir(exist_ok=True)
+            best.replace(self._best_before)
+        write_file(best, content)
+
+    def has_best(self, digest: str) -> bool:
+        """Whether the best weights are those of this checksum; where those before them are, they are brought back."""
+        best = self.path / _BEST
+        for path in (best, self._best_before):
+            if path.is_file() and file_digest(path) == digest:
+                path.replace(best)
+                return True
+        return False
+
+    @property
+    def _best_before(self) -> Path:
+        return self.path / "checkpoints" / _BEST
 
     def load_best(self) -> dict[str, Tensor]:
-        path = self.path / "best.safetensors"
+        path = self.path / _BEST
         if not path.is_file():
             raise ShortlistError(f"{self.path} has no weights yet: no epoch has finished")
         try:
@@ -264,6 +283,10 @@ def find_runs(paths: list[Path]) -> list[RunFolder]:
             raise ShortlistError(f"there is no run in {path}")
         found += [RunFolder(folder) for folder in below]
     return list({run.path.resolve(): run for run in found}.values())
+
+
+def as_safetensors(weights: dict[str, Tensor]) -> bytes:
+    return safetensors.torch.save({name: tensor.contiguous().cpu() for name, tensor in weights.items()})
 
 
 def file_digest(path: Path) -> str:

@@ -2,6 +2,7 @@
 
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -9,8 +10,9 @@ import lightning_fabric
 import torch
 from torch import distributed as dist
 
-# Steps between agreements: each makes all ranks wait for each other.
-_AGREE_EVERY = 50
+# Between agreements, each of which makes all ranks wait for each other. torchrun kills ranks half a minute after it has
+# asked them to stop.
+_MOST_STEPS, _MOST_SECONDS = 50, 2.0
 
 
 class StopRequests:
@@ -18,21 +20,27 @@ class StopRequests:
 
     def __init__(self) -> None:
         self.asked = False
+        self._steps, self._agree_after, self._agreed_at = 0, 1, time.monotonic()
 
     def ask(self, number: int, frame: object) -> None:
         if self.asked:
             raise KeyboardInterrupt
         self.asked = True
 
-    def requested(self, fabric: lightning_fabric.Fabric, step: int, *, last: bool) -> bool:
+    def requested(self, fabric: lightning_fabric.Fabric, *, last: bool) -> bool:
         """Whether to stop after this step: on several ranks, agreed among them now and then, and at the last."""
         if fabric.world_size == 1:
             return self.asked
-        if step % _AGREE_EVERY and not last:
+        self._steps += 1
+        if self._steps < self._agree_after and not last:
             return False
-        asked = torch.tensor(self.asked, dtype=torch.int32, device=fabric.device)
-        dist.all_reduce(asked)
-        return bool(asked.item())
+        step_seconds = (time.monotonic() - self._agreed_at) / self._steps
+        agreed = torch.tensor([float(self.asked), step_seconds], device=fabric.device)
+        dist.all_reduce(agreed, dist.ReduceOp.MAX)
+        asked, slowest = agreed.tolist()
+        self._agree_after = max(1, min(_MOST_STEPS, int(_MOST_SECONDS / slowest)))
+        self._steps, self._agreed_at = 0, time.monotonic()
+        return bool(asked)
 
 
 @contextmanager

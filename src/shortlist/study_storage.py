@@ -25,6 +25,11 @@ def storage_explained(storage: str, *kinds: type[Exception]) -> Iterator[None]:
     except kinds as wrong:
         reason = str(wrong.__cause__ or wrong).partition("\n")[0]
         raise ShortlistError(f"the storage {storage} cannot be used: {reason}") from wrong
+    except OSError as wrong:
+        if wrong.filename is not None:
+            raise
+        # All files of ours have names: it is Optuna's journal that has none, on a disk that is full.
+        raise ShortlistError(f"the storage {storage} cannot be used: {wrong.strerror}") from wrong
 
 
 def open_storage(storage: str, default: Path) -> BaseStorage:

@@ -5,6 +5,7 @@ the seed, the epoch and the step. So a run that was killed and resumed ends with
 to the last bit, on a GPU as far as its kernels, which cuDNN may choose anew, repeat themselves.
 """
 
+import hashlib
 import logging
 import math
 import os
@@ -18,6 +19,7 @@ from typing import Any
 import lightning_fabric
 import safetensors.torch
 import torch
+from lightning_fabric.strategies.ddp import DDPStrategy
 from torch import Tensor, nn
 from torch import distributed as dist
 from torch.optim import SGD, AdamW, Optimizer
@@ -36,7 +38,7 @@ from shortlist.models import build_model
 from shortlist.pictures import save_pictures
 from shortlist.progress import TrainingProgress
 from shortlist.recorded_data import refuse_other_data, refuse_other_training_images
-from shortlist.runs import RunFolder, default_folder, environment, file_digest
+from shortlist.runs import RunFolder, as_safetensors, default_folder, environment, file_digest
 from shortlist.schedule import learning_rate
 from shortlist.seeds import mix_seed
 from shortlist.stopping import StopRequests, stop_requests
@@ -66,15 +68,17 @@ class Position:
     step: int = 0
     """Steps done in this epoch."""
     loss_sum: float = 0.0
-    """Sum over this rank's images of this epoch so far."""
+    """Sum over this rank's images of this epoch so far; in a checkpoint, over those of all ranks."""
     images: float = 0
-    """Their number. A checkpoint holds the mean over ranks of both: what counts is their sum."""
+    """Their number."""
     seconds: float = 0.0
     """Spent on training steps since the run began."""
     best_epoch: int = -1
     best_value: float = -1.0
     best_at_smaller_ks: list[float] = field(default_factory=list)
     """What decides between epochs of the same value: the largest of these K first."""
+    best_digest: str = ""
+    """Checksum of the file of the best weights."""
     skipped: list[str] = field(default_factory=list)
     """Images that could not be read, on any rank, when the checkpoint was written."""
 
@@ -145,6 +149,8 @@ class Trainer:
         # Label noise may empty a class. As nothing is labelled so, what the loss makes of its count is never asked for.
         self.criterion = build_loss(config.loss, self.problem.class_counts.clamp(min=1)).to(fabric.device)
         if config.train.sync_batchnorm and fabric.world_size > 1:
+            if fabric.device.type != "cuda":
+                raise ShortlistError("train.sync_batchnorm needs GPUs: torch has no such layer for CPUs")
             model = nn.SyncBatchNorm.convert_sync_batchnorm(model)  # type: ignore[no-untyped-call]
         if config.train.channels_last:
             model = model.to(memory_format=torch.channels_last)
@@ -228,6 +234,8 @@ class Trainer:
             self.optimizer.load_state_dict(state["optimizer"])
             self.fabric.strategy.precision.load_state_dict(state["precision"])
             self.at = Position(**state["position"])
+            self.at.loss_sum /= self.fabric.world_size  # an equal share each: what counts is their sum
+            self.at.images /= self.fabric.world_size
             done = self.at.epoch == self.config.train.epochs
             where = "after its last epoch" if done else f"at epoch {self.at.epoch + 1}, step {self.at.step}"
             self.progress.say(f"resuming {self.folder.path} {where}")
@@ -236,8 +244,13 @@ class Trainer:
             return
         if self.at.epoch > 0:
             self._best_line()  # which the result will need: if it is lost, better said now than after all epochs
-        if state is not None and self.at.step == 0 and self.at.best_epoch == self.at.epoch - 1:
-            self.folder.save_best(self.plain_model.state_dict())  # killed before it could be
+        if self.at.best_digest and not self.folder.has_best(self.at.best_digest):
+            if self.at.step > 0 or self.at.best_epoch < self.at.epoch - 1:
+                raise ShortlistError(
+                    f"the best weights so far, of epoch {self.at.best_epoch + 1}, are lost from {self.folder.path}: "
+                    "delete the folder and give the command again"
+                )
+            self.folder.save_best(as_safetensors(self.plain_model.state_dict()))  # killed before it could be
         name = torch.cuda.get_device_name(self.fabric.device) if self.fabric.device.type == "cuda" else "cpu"
         self.folder.note_environment({"epoch": self.at.epoch, **environment(name, self.fabric.world_size)})
         classes = {"names": self.problem.classes, "train_images": self.problem.class_counts.tolist()}
@@ -283,10 +296,10 @@ class Trainer:
                 self.at.seconds = done_before + time.monotonic() - began
                 rate = (self.at.images - images_before) * self.fabric.world_size / (time.monotonic() - began)
                 self.progress.step(epoch, self.at.step, self.at.loss_sum / max(1, self.at.images), rate)
-            asked = stop.requested(self.fabric, self.at.step, last=self.at.step == self.steps)
+            asked = stop.requested(self.fabric, last=self.at.step == self.steps)
             if asked and self.at.step < self.steps:
-                self.at.loss_sum = self._sum_over_ranks(self._finite_loss_sum()) / self.fabric.world_size
-                self.at.images = self._sum_over_ranks(self.at.images) / self.fabric.world_size
+                self.at.loss_sum = self._sum_over_ranks(self._finite_loss_sum())
+                self.at.images = self._sum_over_ranks(self.at.images)
                 self.at.seconds = done_before + time.monotonic() - began
                 self._checkpoint()
                 raise Interrupted(f"stopped in epoch {epoch + 1}; add --resume to go on")
@@ -312,22 +325,26 @@ class Trainer:
                 if len(target) == 0:  # the other ranks would wait for this one's gradient for ever
                     skipped = self.problem.train.skipped[-1]
                     raise ShortlistError(f"no image of a rank's part could be read: {skipped}, ...")
+                read = len(target)
+                if read < fewest:  # the others could not be read, and a single image has no batch statistics
+                    inputs, target = torch.cat((inputs, inputs)), torch.cat((target, target))
                 with fabric.no_backward_sync(self.model, enabled=part < parts - 1):
                     # Ranks and parts may differ in size by an image; DDP takes the plain mean over ranks.
-                    self._add_gradient(inputs, target, share=len(target) * fabric.world_size / count)
-                images += len(target)
+                    self._add_gradient(inputs, target, share=read * fabric.world_size / count, images=read)
+                images += read
             self._descend()
         return images
 
     def _update(self, inputs: Tensor, target: Tensor) -> None:
         """One step with a whole batch."""
-        self._add_gradient(inputs, target, share=1)
+        self._add_gradient(inputs, target, share=1, images=len(target))
         self._descend()
 
-    def _add_gradient(self, inputs: Tensor, target: Tensor, share: float) -> None:
+    def _add_gradient(self, inputs: Tensor, target: Tensor, *, share: float, images: int) -> None:
+        """That of the mean loss times ``share``; the loss counts for so many images."""
         loss = self.criterion(self.model(inputs), target)
         self.fabric.backward(loss if share == 1 else loss * share)
-        self.loss_sum.add_(loss.detach(), alpha=len(target))
+        self.loss_sum.add_(loss.detach(), alpha=images)
 
     def _descend(self) -> None:
         if self.config.optim.clip_norm:
@@ -439,6 +456,9 @@ class Trainer:
         """
         self.at.skipped = self._skipped()
         if self.writes:
+            weights = as_safetensors(self.plain_model.state_dict()) if best else b""
+            if best:
+                self.at.best_digest = hashlib.sha256(weights).hexdigest()
             state = {
                 "model": self.plain_model.state_dict(),
                 "optimizer": self.optimizer.state_dict(),
@@ -447,7 +467,7 @@ class Trainer:
             }
             self.folder.save_checkpoint(state, self.at.epoch * self.steps + self.at.step)
             if best:
-                self.folder.save_best(self.plain_model.state_dict())
+                self.folder.save_best(weights)
         self.fabric.barrier()
 
     def _best_line(self) -> dict[str, Any]:
@@ -527,7 +547,8 @@ def make_fabric(config: RunConfig) -> lightning_fabric.Fabric:
             accelerator=config.train.device,
             devices=local_size,
             num_nodes=world_size // local_size,
-            strategy="ddp" if world_size > 1 else "auto",
+            # A rank without a validation image makes no pass that would share the buffers: ``_evaluate`` does that.
+            strategy=DDPStrategy(broadcast_buffers=False) if world_size > 1 else "auto",
             precision=config.train.precision,
         )
     except (RuntimeError, ValueError) as wrong:

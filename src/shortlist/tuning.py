@@ -57,6 +57,7 @@ _SAMPLED_BY_DEFAULT = 20
 # So many samples in a row that were there before, and there are no others.
 _MOST_REFUSED = 100
 _BEST_SHOWN = 10
+_SECONDS_TO_BE_NAMED = 60
 
 
 @dataclass(frozen=True)
@@ -286,6 +287,8 @@ class _Search:
             chosen = ", ".join(f"{name} {value:.4g}" for name, value in trial.params.items())
             self._say(f"trial {trial.number}: {chosen} -> {run.path}")
             value = self._best_value(trial, config, run)
+            self._study.tell(trial, value, skip_if_finished=True)
+            self._say(f"trial {trial.number}: {self._config.select_metric} {100 * value:.2f}%")
         except (TrialPruned, DivergedError) as ended:
             trial.set_user_attr(_NOTE, str(ended))
             self._study.tell(trial, state=TrialState.PRUNED, skip_if_finished=True)
@@ -299,9 +302,6 @@ class _Search:
         except BaseException:
             self._give_back(trial.number, trial.params)
             raise
-        else:
-            self._study.tell(trial, value, skip_if_finished=True)
-            self._say(f"trial {trial.number}: {self._config.select_metric} {100 * value:.2f}%")
         if self._stop_asked:
             raise Interrupted
 
@@ -382,6 +382,8 @@ class _Search:
         if worker.startswith(_host()) and (lives := _is_alive(self._workers / worker)) is not None:
             return not lives
         began = trial.datetime_start.timestamp() if trial.datetime_start else math.inf
+        if not worker:  # killed before it could say whose it is, which is the first thing said
+            return time.time() - began > _SECONDS_TO_BE_NAMED
         return time.time() - float(trial.user_attrs.get(_HEARD, began)) > 3600 * self._lost_after
 
     def _give_back(self, number: int, settings: Settings) -> None:
@@ -505,15 +507,15 @@ def _host() -> str:
 
 @contextmanager
 def _at_work(workers: Path) -> Iterator[str]:
-    """A name for this process, and a file of that name that stays locked for as long as it lives, however it dies."""
-    workers.mkdir(parents=True, exist_ok=True)
+    """A name for this process, and a file of that name that stays locked for as long as it lives, however it dies.
+
+    What ends early leaves the file: a full disk may have kept it from giving back its trial, and a file without a lock
+    says that nobody is at it.
+    """
     path = workers / f"{_host()}{os.getpid()}-{secrets.token_hex(4)}"
-    with path.open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        try:
-            yield path.name
-        finally:
-            path.unlink()
+    with locked(path):
+        yield path.name
+        path.unlink()
 
 
 def _is_alive(worker: Path) -> bool | None:

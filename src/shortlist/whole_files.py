@@ -7,7 +7,7 @@ import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, TextIO
 
 from shortlist.errors import ShortlistError
 
@@ -68,4 +68,21 @@ def locked(path: Path, *, wait: bool = True) -> Iterator[None]:
         file = path.open("w")
     with file:
         fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-        yield
+        _HELD.add(file)
+        try:
+            yield
+        finally:
+            _HELD.discard(file)
+
+
+_HELD: set[TextIO] = set()
+
+
+def _leave_locks_to_the_parent() -> None:
+    """A process that outlives its parent, as those that load images may for seconds, must not keep its locks alive."""
+    for file in _HELD:
+        file.close()
+    _HELD.clear()
+
+
+os.register_at_fork(after_in_child=_leave_locks_to_the_parent)

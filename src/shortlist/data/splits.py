@@ -109,7 +109,8 @@ def training_plan(
     """Steps of one epoch: a shuffle that depends on seed and epoch alone, cut into batches, each cut among the ranks.
 
     Each step is a list of ``parts`` index tensors, to be accumulated. The union over ranks is the same for any number
-    of ranks. A last batch is left out if it is too small to give every rank and part its ``fewest_images``.
+    of ranks, but for the last batch: it is left out if it is too small to give every rank and part its
+    ``fewest_images``.
     """
     least = fewest_images(batch_size, parts * world_size)
     order = torch.randperm(count, generator=torch.Generator().manual_seed(mix_seed(seed, epoch)))
