@@ -14,8 +14,9 @@ lint: $(VENV)/installed
 types: $(VENV)/installed
 	$(BIN)/mypy
 
+# Two processes of one thread each: two threads each would wait for one another on two cores.
 unit: $(VENV)/installed
-	$(BIN)/pytest -n 2 -q
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 -q
 
 # Uses the python at hand: a GPU machine has its own build of torch.
 test-gpu:
