@@ -14,9 +14,10 @@ lint: $(VENV)/installed
 types: $(VENV)/installed
 	$(BIN)/mypy
 
-# Two processes of one thread each: two threads each would wait for one another on two cores.
+# Two processes of one thread each, theirs too: more would wait for one another on two cores. A file stays with one of
+# them: what its tests share is then made once.
 unit: $(VENV)/installed
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 -q
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist loadfile -q
 
 # Uses the python at hand: a GPU machine has its own build of torch.
 test-gpu:
