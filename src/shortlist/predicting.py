@@ -87,12 +87,11 @@ def image_files(paths: Sequence[Path]) -> tuple[list[Path], list[Path]]:
     others: list[Path] = []
     for path in paths:
         if path.is_dir():
-            below = files_below(path)
-            images = [each for each in below if each.suffix.lower() in SUFFIXES]
-            if not images:
+            before = len(found)
+            for each in files_below(path):
+                (found if each.suffix.lower() in SUFFIXES else others).append(each)
+            if len(found) == before:
                 raise ShortlistError(f"there is no image in {path}")
-            found += images
-            others += [each for each in below if each not in images]
         elif path.is_file():
             found.append(path)
         else:

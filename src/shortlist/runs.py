@@ -242,8 +242,8 @@ class RunFolder:
             best.replace(self._best_before)
         write_file(best, content)
 
-    def has_best(self, digest: str) -> bool:
-        """Whether the best weights are those of this checksum; where those before them are, they are brought back."""
+    def restore_best(self, digest: str) -> bool:
+        """Have the weights of this checksum as the best, if need be those before the last; whether they are there."""
         best = self.path / _BEST
         for path in (best, self._best_before):
             if path.is_file() and file_digest(path) == digest:

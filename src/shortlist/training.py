@@ -244,7 +244,7 @@ class Trainer:
             return
         if self.at.epoch > 0:
             self._best_line()  # which the result will need: if it is lost, better said now than after all epochs
-        if self.at.best_digest and not self.folder.has_best(self.at.best_digest):
+        if self.at.best_digest and not self.folder.restore_best(self.at.best_digest):
             if self.at.step > 0 or self.at.best_epoch < self.at.epoch - 1:
                 raise ShortlistError(
                     f"the best weights so far, of epoch {self.at.best_epoch + 1}, are lost from {self.folder.path}: "
