@@ -39,6 +39,8 @@ def refuse_cosines_without_scale(config: RunConfig) -> None:
 
 def refuse_large_ks(config: RunConfig, classes: int) -> None:
     """Raise an error, which tells of all of them at once, if there are too few classes for a K."""
+    if classes < 2:
+        raise ShortlistError(f"the data must have at least 2 classes, got {classes}")
     k, ks = config.loss.k, config.train.ks
     if k >= classes or max(ks) > classes:
         smaller = [str(each) for each in ks if each < classes] or ["1"]

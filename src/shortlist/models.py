@@ -76,7 +76,7 @@ def _from_timm(config: ModelConfig, input_shape: tuple[int, ...]) -> tuple[nn.Mo
         backbone = timm.create_model(config.name, pretrained=config.pretrained, num_classes=0, in_chans=input_shape[0])
     except Exception as wrong:
         if not config.pretrained:
-            raise
+            raise ShortlistError(f"model.name = {config.name} cannot be built by timm: {wrong}") from wrong
         # No network, no such weights, a full disk: the hub and its cache fail in every way there is.
         raise ShortlistError(
             f"the pre-trained weights of {config.name} could not be had ({type(wrong).__name__}: {wrong}); "
