@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 import shortlist as sl
-from shortlist import bench, functional, metrics
-from shortlist.bench import epochs, loop, losses, twins
+from shortlist import functional, metrics
+from shortlist.bench import epochs, loop, losses, running, twins
 from shortlist.bench.contenders import Bench
 from shortlist.bench.document import write_performance
 from shortlist.bench.measurements import (
@@ -45,7 +45,7 @@ def silent(message: str) -> None:
 
 
 def run_quick(out: Path, *suites: str) -> list[Measurement]:
-    return bench.run(suites, quick=True, out=out, device="cpu", say=silent)
+    return running.run(suites, quick=True, out=out, device="cpu", say=silent)
 
 
 # The command
@@ -88,7 +88,7 @@ def test_both_loops_run_where_the_measurement_says(suite: ModuleType, monkeypatc
 
 @pytest.mark.gpu
 def test_all_of_ours_runs_as_a_cuda_graph(tmp_path: Path) -> None:
-    rows = bench.run(["loss", "head", "hinge", "metrics"], quick=True, out=tmp_path / "gpu.csv", device="cuda")
+    rows = running.run(["loss", "head", "hinge", "metrics"], quick=True, out=tmp_path / "gpu.csv", device="cuda")
     ours = [row for row in rows if row.entry.startswith("shortlist") and "sparse" not in row.entry]
     assert ours
     assert [row for row in ours if row.gpu_ms is None or NOT_CAPTURED in row.note] == []

@@ -7,7 +7,9 @@ def main() -> None:
     """Start the program, or say what it takes: the library alone needs none of the packages that the program does."""
     try:
         from shortlist import cli
-    except KeyboardInterrupt:
+
+        cli.main()
+    except KeyboardInterrupt:  # while the command line's own packages are imported
         sys.exit(130)
     except ModuleNotFoundError as missing:
         if (missing.name or "").startswith("shortlist"):
@@ -15,7 +17,6 @@ def main() -> None:
         if missing.name in sys.stdlib_module_names:  # fcntl, on Windows
             sys.exit("shortlist: the program runs on Linux and macOS; the library runs elsewhere too")
         sys.exit(f"shortlist: the program needs {missing.name}: pip install 'shortlist[train]'")
-    cli.main()
 
 
 if __name__ == "__main__":

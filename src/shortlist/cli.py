@@ -11,10 +11,12 @@ import io
 import json
 import os
 import re
+import signal
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
@@ -22,7 +24,7 @@ from rich.console import Console
 from rich.progress import DownloadColumn, Progress
 from rich.table import Table
 
-from shortlist import recipes
+from shortlist import __version__, recipes
 from shortlist.bench import Suite
 from shortlist.config import SETTINGS_OF, OptimConfig, RunConfig, differences
 from shortlist.errors import ShortlistError
@@ -255,7 +257,7 @@ def bench(arguments: list[str]) -> None:
         print(write_performance(parsed.document, parsed.docs))
         return
 
-    from shortlist.bench import run
+    from shortlist.bench.running import run
 
     run(parsed.suites, parsed.quick, parsed.out, device=parsed.device, say=_say)
     print(parsed.out)
@@ -288,17 +290,17 @@ def reproduce(arguments: list[str]) -> None:
         return
     parsed = _parse(_ReproduceArguments, arguments, "reproduce")
 
-    from shortlist.reproduce.document import figures_folder, write_reproduction
-    from shortlist.reproduce.figures import FIGURES, from_results
-    from shortlist.reproduce.registry import EXPERIMENTS
-    from shortlist.reproduce.running import reproduce
-    from shortlist.reproduce.tables import terminal_table
-
     if parsed.document:
         if parsed.names:
             raise ShortlistError("--document makes all tables of reproduction.md: give it without names")
+        from shortlist.reproduce.document import write_reproduction
+
         print(write_reproduction(parsed.results, parsed.docs))
         return
+
+    from shortlist.reproduce.figures import FIGURES
+    from shortlist.reproduce.registry import EXPERIMENTS
+
     known = [*EXPERIMENTS, *FIGURES]
     if not parsed.names:
         raise ShortlistError(f"name a table or figure: there are {', '.join(known)}")
@@ -306,6 +308,12 @@ def reproduce(arguments: list[str]) -> None:
         if name not in known:
             raise ShortlistError(f"there is no table or figure {name!r}: {_close_to(name, known)}")
     _check_patterns(parsed.only, [EXPERIMENTS[name] for name in parsed.names if name in EXPERIMENTS])
+
+    from shortlist.reproduce.document import figures_folder
+    from shortlist.reproduce.figures import from_results
+    from shortlist.reproduce.running import reproduce
+    from shortlist.reproduce.tables import terminal_table
+
     failures: list[str] = []
     pictures = parsed.results / "smoke" if parsed.scale == "smoke" else figures_folder(parsed.docs)
     for name in parsed.names:
@@ -417,20 +425,14 @@ def main() -> None:
     """Run the command that the arguments name."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # as standard error: names of files can be what is no text
-    name, *arguments = sys.argv[1:] or ["--help"]
-    if name in ("-h", "--help"):
-        print("shortlist: train classifiers whose K suggestions contain the right answer\n")
-        for command in COMMANDS.values():
-            text, _, usage = (command.__doc__ or "").partition(": ")
-            print(f"  {usage:44} {text}")
-        print("\nEach command answers --help.")
-        return
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, _interrupt)
+    name, *arguments = sys.argv[1:] or ["help"]
     try:
-        if name not in COMMANDS:
-            _say(f"shortlist: there is no command {name!r}: {_close_to(name, COMMANDS)}")
-            sys.exit(2)
-        COMMANDS[name](arguments)
-        sys.stdout.flush()
+        try:
+            _run(name, arguments)
+        finally:
+            sys.stdout.flush()  # here, and not when Python exits, a failure can still be handled
         if "TORCHELASTIC_RUN_ID" in os.environ:  # one of torchrun's ranks
             _leave()
     except ShortlistError as wrong:
@@ -448,9 +450,47 @@ def main() -> None:
         else:
             raise
         sys.exit(1)
+    except RuntimeError as wrong:
+        # Raised by a signal handler of torch's, wherever the program is at that moment.
+        if not str(wrong).startswith("DataLoader worker"):
+            raise
+        _say(
+            f"shortlist {name}: a process that reads images was killed, perhaps for want of memory ({wrong}); "
+            "try fewer --data.workers, and shortlist train with --resume goes on from the last checkpoint"
+        )
+        sys.exit(1)
     except KeyboardInterrupt as stopped:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # one more ends the process at once, without a traceback
         _say(f"shortlist {name}: {str(stopped) or 'stopped'}")
         sys.exit(130)
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    """Raise KeyboardInterrupt, but during an import end the process: a half-imported package fails in odd ways."""
+    while frame is not None:
+        if frame.f_code.co_filename == "<frozen importlib._bootstrap>":
+            os._exit(130)
+        frame = frame.f_back
+    raise KeyboardInterrupt
+
+
+def _run(name: str, arguments: list[str]) -> None:
+    if name == "--version":
+        print(f"shortlist {__version__}")
+    elif name in ("help", "-h", "--help"):
+        if arguments:
+            _run(arguments[0], ["--help"])
+            return
+        print("shortlist: train classifiers whose K suggestions contain the right answer\n")
+        for command in COMMANDS.values():
+            text, _, usage = (command.__doc__ or "").partition(": ")
+            print(f"  {usage:44} {text}")
+        print("\nshortlist help COMMAND, or COMMAND --help, tells more; shortlist --version tells the version.")
+    elif name in COMMANDS:
+        COMMANDS[name](arguments)
+    else:
+        _say(f"shortlist: there is no command {name!r}: {_close_to(name, [*COMMANDS, 'help', '--version'])}")
+        sys.exit(2)
 
 
 def _forget_output() -> None:

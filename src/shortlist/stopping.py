@@ -16,7 +16,10 @@ _MOST_STEPS, _MOST_SECONDS = 50, 2.0
 
 
 class StopRequests:
-    """SIGINT and SIGTERM end training after the step at hand; a second one ends it at once."""
+    """SIGINT and SIGTERM end training after the step at hand; a second one ends it at once.
+
+    A third kills the process: while Python unwinds, another exception would only print tracebacks.
+    """
 
     def __init__(self) -> None:
         self.asked = False
@@ -24,6 +27,7 @@ class StopRequests:
 
     def ask(self, number: int, frame: object) -> None:
         if self.asked:
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
             raise KeyboardInterrupt
         self.asked = True
 

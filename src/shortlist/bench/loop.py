@@ -21,8 +21,9 @@ from shortlist.bench.contenders import Bench
 from shortlist.bench.measurements import Case, Measurement
 from shortlist.bench.timing import Timing, wait
 from shortlist.config import RunConfig, changed
-from shortlist.data import Problem, load_problem
 from shortlist.data.catalogue import check
+from shortlist.data.loading import load_problem
+from shortlist.data.splits import Problem
 from shortlist.data.tensors import TensorSplit
 from shortlist.models import build_model
 from shortlist.training import train

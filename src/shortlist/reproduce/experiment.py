@@ -8,7 +8,7 @@ from pathlib import Path
 from shortlist import recipes
 from shortlist.config import Changes, RunConfig, changed
 from shortlist.errors import ShortlistError
-from shortlist.reproduce import Scale, tiny_data
+from shortlist.reproduce import Scale
 
 NONZERO_GRADIENTS = "nonzero_gradients"
 EPOCH_SECONDS = "epoch_seconds"
@@ -107,6 +107,8 @@ class Experiment:
         epochs = {"smoke": min(_SMOKE_EPOCHS, full), "short": self.short_epochs, "paper": full}[scale]
         length = {"train.epochs": epochs, "optim.milestones": recipes.scaled_milestones(recipe, epochs)}
         if scale == "smoke":
+            from shortlist.reproduce import tiny_data  # here: the list of tables does not wait for torch
+
             tiny = {**_TINY, "data.root": str(tiny_data.path(runs_root))}
             return changed(recipe, {**length, **cell.changes, **tiny})
         return changed(recipe, {**length, **_FAST, **self.settings, **cell.changes})
