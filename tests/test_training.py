@@ -26,8 +26,8 @@ from torch.utils.tensorboard import SummaryWriter
 from shortlist import ShortlistError, cli, stopping, training
 from shortlist.captured import undone
 from shortlist.config import DataConfig, LossConfig, ModelConfig, OptimConfig, RunConfig, TrainConfig, to_dict
-from shortlist.data import load_problem
 from shortlist.data.files import FileSplit
+from shortlist.data.loading import load_problem
 from shortlist.evaluation import Evaluation, evaluate_run
 from shortlist.run_records import read_classes
 from shortlist.runs import RunFolder

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch import distributed as dist
 
-from shortlist.data import load_problem
+from shortlist.data.loading import load_problem
 from shortlist.data.splits import Problem, Split, evaluation_plan
 from shortlist.device import autocast, pick_device
 from shortlist.errors import ShortlistError

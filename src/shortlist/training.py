@@ -29,7 +29,7 @@ from shortlist.captured import CapturedStep
 from shortlist.class_sizes import size_groups
 from shortlist.config import OptimConfig, RunConfig
 from shortlist.criteria import build_loss, refuse_cosines_without_scale, refuse_large_ks
-from shortlist.data import load_problem
+from shortlist.data.loading import load_problem
 from shortlist.data.splits import Problem, evaluation_plan, fewest_images, training_plan
 from shortlist.data.tensors import TensorSplit
 from shortlist.errors import ShortlistError

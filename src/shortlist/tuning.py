@@ -39,7 +39,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from shortlist import recipes
 from shortlist.config import RunConfig, canonical, changed, essential, to_dict
-from shortlist.data import load_problem
+from shortlist.data.loading import load_problem
 from shortlist.data.splits import Problem
 from shortlist.errors import ShortlistError
 from shortlist.recorded_data import refuse_other_data, refuse_other_training_images

@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from shortlist.config import DataConfig
-from shortlist.data import cifar100, load_problem
+from shortlist.data import cifar100
+from shortlist.data.loading import load_problem
 from shortlist.data.splits import Problem, Split
 from shortlist.data.tensors import TensorSplit
 from shortlist.errors import ShortlistError

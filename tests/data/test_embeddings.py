@@ -10,7 +10,7 @@ import safetensors.torch
 import torch
 
 from shortlist.config import DataConfig
-from shortlist.data import load_problem
+from shortlist.data.loading import load_problem
 from shortlist.data.splits import Problem
 from shortlist.data.tensors import TensorSplit
 from shortlist.errors import ShortlistError

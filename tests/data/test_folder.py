@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from shortlist.config import DataConfig
-from shortlist.data import load_problem
 from shortlist.data.files import FileSplit
+from shortlist.data.loading import load_problem
 from shortlist.data.splits import Problem, Split
 from shortlist.errors import ShortlistError
 from tests.data.pictures import put_classes, put_image

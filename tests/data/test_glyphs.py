@@ -10,8 +10,9 @@ import pytest
 import torch
 
 from shortlist.config import DataConfig
-from shortlist.data import glyphs, load_problem
+from shortlist.data import glyphs
 from shortlist.data.glyph_scripts import Character, characters, fonts_with
+from shortlist.data.loading import load_problem
 from shortlist.data.splits import Problem
 from shortlist.data.tensors import TensorSplit
 

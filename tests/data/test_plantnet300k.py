@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from shortlist.config import DataConfig
-from shortlist.data import load_problem
+from shortlist.data.loading import load_problem
 from shortlist.data.splits import Problem
 from shortlist.errors import ShortlistError
 from tests.data.pictures import put_classes

@@ -5,7 +5,6 @@ from pathlib import Path
 
 from shortlist.config import DataConfig, DataName
 from shortlist.data.download import Progress, download
-from shortlist.data.loading import load_problem
 from shortlist.data.storage import data_root
 from shortlist.errors import ShortlistError
 
@@ -105,6 +104,8 @@ def check(name: DataName, root: str = "") -> list[str]:
 
     Reads the data as training would, without opening its image files.
     """
+    from shortlist.data.loading import load_problem  # here: the list of data sets does not wait for torch
+
     config = DataConfig(name=name, root=root)
     try:
         problem = load_problem(config)
