@@ -382,9 +382,9 @@ def test_help_lists_every_command_and_recipe(call: Call) -> None:
 
 
 def test_the_smallest_recipe_follows_its_golden_curve(tmp_path: Path) -> None:
-    # Written by `shortlist train smoke` on the CPU, from its metrics.jsonl. Machines and versions of torch differ in the
-    # last bits of a sum, and training amplifies that: with torch 2.15 the second loss is 2.3 % lower than this. A change in
-    # data, network, loss or schedule moves the curve much further.
+    # Written by `shortlist train smoke` on the CPU, from its metrics.jsonl. Machines and versions of torch differ in
+    # the last bits of a sum, and training amplifies that: with torch 2.15 the second loss is 2.3 % lower than this.
+    # A change in data, network, loss or schedule moves the curve much further.
     golden = json.loads((Path(__file__).parent / "golden_smoke.json").read_text())
     config = recipes.build("smoke")
     lines = train(config, folder=tmp_path, quiet=True).metrics()
