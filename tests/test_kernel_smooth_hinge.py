@@ -146,6 +146,19 @@ def test_weights_and_ignored_rows() -> None:
     assert (got[1][[1, 3]] == 0).all()
 
 
+@pytest.mark.filterwarnings("ignore:invalid value encountered")  # the interpreter's numpy, at inf - inf
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
+@pytest.mark.parametrize("at", [0, 7])
+def test_an_ignored_row_has_neither_loss_nor_gradient_whatever_it_holds(bad: float, at: int) -> None:
+    scores, target = draw(12, n=3)
+    target[1] = -100
+    want = loss_and_gradient(scores, target, 3, 1.0, reduction="mean")
+    scores[1, at] = bad
+    got = loss_and_gradient(scores, target, 3, 1.0, reduction="mean")
+    torch.testing.assert_close(got, want)
+    assert (got[1][1] == 0).all()
+
+
 def test_an_empty_batch() -> None:
     loss, gradient = loss_and_gradient(*draw(5, n=0), 2, 1.0)
     assert loss.shape == (0,)

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -89,6 +90,20 @@ def test_an_ignored_row_may_hold_anything(loss: LossCase, reduction: str, bad: f
     want = loss(spoilt[1::2], target[1::2], reduction=reduction, **given_kept)
     torch.testing.assert_close(loss(spoilt, target, reduction=reduction, **given), want)
     assert torch.equal(loss(spoilt, target, reduction="none", **given)[::2], torch.zeros(L, dtype=torch.float64))
+
+
+@every_differentiable_loss_and_limit
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64], ids=str)
+def test_an_ignored_row_has_no_gradient_whatever_it_holds(loss: LossCase, dtype: torch.dtype, bad: float) -> None:
+    target = torch.arange(2 * L) % L
+    target[::2] = -100
+    weight = torch.linspace(1, 2, L)
+    for shared in ({}, {"weight": weight}, {"weight": weight.index_fill(0, torch.tensor([0]), math.inf)}):
+        loss_of = partial(loss, target=target, **shared)
+        _, gradient = value_and_grad(loss_of, rows_with(bad, dtype))
+        assert (gradient[::2] == 0).all()
+        assert gradient[1::2].isfinite().all()
 
 
 @every_differentiable_loss_and_limit

@@ -21,10 +21,22 @@ _REDUCTIONS = get_args(Reduction)
 
 
 class ScoredBatch:
-    """Checked scores and labels, classes last, in working precision."""
+    """Checked scores and labels, classes last, in working precision.
+
+    Args:
+        blank_ignored: Put zeros for the scores of ignored rows. Their loss has a gradient of 0, and 0 times a NaN on
+            the way back would be NaN. A kernel that takes care of this itself saves the pass over the scores.
+    """
 
     def __init__(
-        self, scores: Tensor, target: Tensor, *, weight: Tensor | None, ignore_index: int, reduction: Reduction
+        self,
+        scores: Tensor,
+        target: Tensor,
+        *,
+        weight: Tensor | None,
+        ignore_index: int,
+        reduction: Reduction,
+        blank_ignored: bool = True,
     ) -> None:
         check_reduction(reduction)
         self._reduction, self._weight_L = reduction, None
@@ -38,6 +50,8 @@ class ScoredBatch:
             check_labels_in_range(self.index_R, self.num_classes, ignore_index)
             self._kept_R = self.index_R != ignore_index
             self.index_R = torch.where(self._kept_R, self.index_R, 0)
+            if blank_ignored and not (can_read(self._kept_R) and self._kept_R.all()):
+                self.scores_RL = self.scores_RL.masked_fill(~self._kept_R.unsqueeze(-1), 0)
         elif ignore_index >= 0:
             raise ShortlistError(f"ignore_index must be negative where target holds probabilities, got {ignore_index}")
         self.scores_RC = self.pick(self.scores_RL)  # the candidates' own
@@ -69,6 +83,10 @@ class ScoredBatch:
         """Noise shaped like the caller's scores, turned as the scores were."""
         return noise if noise is None or self.scores_RL.dim() == 1 else noise.movedim(1, -2)
 
+    def kept(self, values_RC: Tensor) -> Tensor:
+        """Values of labelled rows, with zeros for the ignored ones."""
+        return torch.where(self._kept_R.unsqueeze(-1), values_RC, 0)
+
     def reduce(self, loss_RC: Tensor) -> Tensor:
         """Weigh, average over candidates, reduce over rows. A bad score makes its row and the row's gradient NaN."""
         # Arithmetic on a few chosen classes would overlook what is wrong with others. A NaN is both the largest and the
@@ -92,9 +110,7 @@ class ScoredBatch:
 
 def weigh_rows(loss_R: Tensor, kept_R: Tensor, weight_R: Tensor | None) -> tuple[Tensor, Tensor]:
     """Each labelled row's loss, and its share in the denominator of a mean; ignored rows have neither."""
-    share_R = kept_R.to(loss_R.dtype)
-    if weight_R is not None:
-        share_R = share_R * weight_R
+    share_R = kept_R.to(loss_R.dtype) if weight_R is None else torch.where(kept_R, weight_R, 0)
     return torch.where(kept_R, share_R * loss_R, 0), share_R
 
 

@@ -188,16 +188,20 @@ def smooth_topk_hinge(
     Reference:
         Berrada, Zisserman and Kumar, Smooth Loss Functions for Deep Top-k Classification, ICLR 2018.
     """
-    batch = ScoredBatch(scores, target, weight=weight, ignore_index=ignore_index, reduction=reduction)
-    check_k(k, batch.num_classes - 1, batch.num_classes)
     check_not_negative("tau", tau)
+    fused = tau > 0 and kernels.take_labelled_rows(scores, target, weight) and not torch.compiler.is_compiling()
+    batch = ScoredBatch(
+        scores, target, weight=weight, ignore_index=ignore_index, reduction=reduction, blank_ignored=not fused
+    )
+    check_k(k, batch.num_classes - 1, batch.num_classes)
     if tau == 0:
         _, kth_lead_RC = _leads_of_others(batch, k)
         return batch.reduce((1 + kth_lead_RC / k).relu())
-    if batch.index_R is not None and kernels.usable(scores) and kernels.take_labelled_rows(scores, target, weight):
+    if fused and batch.index_R is not None:
         from shortlist.kernels.smooth_hinge import log_odds_against
 
-        return batch.reduce(tau * _softplus(log_odds_against(scores, batch.index_R, k, tau).unsqueeze(-1)))
+        log_odds_RC = log_odds_against(scores, batch.index_R, k, tau).unsqueeze(-1)
+        return batch.reduce(tau * _softplus(batch.kept(log_odds_RC)))
     others_RL, level_R1 = batch.without_candidate(), batch.level(k)
     if others_RL is None:
         log_ratio_RC = log_subset_ratio_without_each((batch.scores_RL - level_R1) / (k * tau), k)

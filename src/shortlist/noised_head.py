@@ -84,7 +84,8 @@ class NoisedHead(nn.Module, ABC):
         index_R = torch.where(kept_R, index_R, 0)
         if len(index_R):  # an ignored row borrows a label of the batch, so as to touch no class but for its draws
             index_R = torch.where(kept_R, index_R, index_R.max())
-        features_RD = features.reshape(-1, self.in_features)
+        # The loss of an ignored row has a gradient of 0, and 0 times a NaN among its features would be NaN.
+        features_RD = features.reshape(-1, self.in_features).masked_fill(~kept_R.unsqueeze(1), 0)
         if noise_RLB is None and loss.draws() == math.inf:
             rival_R, own_R = self._expected_rival(features_RD, index_R)
         else:

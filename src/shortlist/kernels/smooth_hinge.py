@@ -238,7 +238,9 @@ def _backward_kernel(
     pole_1P = (cos_P * cos_P / (sin_P * sin_P))[None, :]
     sum_B = tl.sum((even_1P + odd_1P * lean_B[:, None]) / (pole_1P + (lean_B * lean_B)[:, None]), axis=1)
     share_B = tl.where(classes_B == label, -1.0, rarer_B * (1 - rarer_B) * sum_B)
-    gradient_B = tl.load(upstream_ptr + row) * log_odds_per_score * share_B
+    upstream = tl.load(upstream_ptr + row)
+    # An ignored row may hold a NaN, and has no gradient all the same.
+    gradient_B = tl.where(upstream == 0, 0.0, upstream * log_odds_per_score * share_B)
     tl.store(
         gradient_ptr + row * num_classes + classes_B,
         gradient_B.to(gradient_ptr.dtype.element_ty),
