@@ -114,6 +114,8 @@ NOT_NEGATIVE: dict[str, tuple[str, Callable[..., object]]] = {
     "SmoothTopKHinge": ("tau", partial(sl.SmoothTopKHinge, 2)),
     "focal": ("gamma", partial(F.focal, SCORES, TARGET)),
     "FocalLoss": ("gamma", sl.FocalLoss),
+    "logit_adjusted": ("tau", partial(F.logit_adjusted, SCORES, TARGET, COUNTS)),
+    "LogitAdjustedLoss": ("tau", partial(sl.LogitAdjustedLoss, COUNTS)),
     "class_margins": ("max_margin", partial(sl.class_margins, COUNTS)),
     "ldam": ("max_margin", partial(F.ldam, SCORES, TARGET, COUNTS)),
     "LDAMLoss": ("max_margin", partial(sl.LDAMLoss, COUNTS)),
@@ -145,7 +147,57 @@ def test_the_scale_must_be_finite_and_positive(call: Callable[..., object], valu
         call(scale=value)
 
 
-@rejected_values(None, "0.5")
+FEATURES = torch.ones(N, 5)
+LARGE_FOR_FLOAT32: dict[str, tuple[str, Callable[..., object]]] = {
+    name: case for name, case in NOT_NEGATIVE.items() if name.islower() and name != "class_margins"
+} | {
+    "ldam_scale": ("scale", partial(F.ldam, SCORES, TARGET, COUNTS)),
+    "imbalanced_scale": ("scale", partial(F.imbalanced_noised_topk_hinge, SCORES, TARGET, COUNTS, 2)),
+    "LDAMLoss_scale": ("scale", lambda scale: sl.LDAMLoss(COUNTS, scale=scale)(SCORES, TARGET)),
+    "NoisedTopKHinge": ("epsilon", lambda epsilon: sl.NoisedTopKHinge(2, epsilon=epsilon)(SCORES, TARGET)),
+    "ImbalancedNoisedTopKHinge": (
+        "max_margin",
+        lambda max_margin: sl.ImbalancedNoisedTopKHinge(COUNTS, 2, max_margin=max_margin)(SCORES, TARGET),
+    ),
+    "NoisedTopKHead": (
+        "epsilon",
+        lambda epsilon: sl.NoisedTopKHead(5, L, sl.NoisedTopKHinge(2, epsilon=epsilon))(FEATURES, TARGET),
+    ),
+    "NoisedTopKHead_scale": (
+        "scale",
+        lambda scale: sl.NoisedTopKHead(5, L, sl.ImbalancedNoisedTopKHinge(COUNTS, 2, scale=scale))(FEATURES, TARGET),
+    ),
+}
+
+
+@pytest.mark.parametrize(("name", "call"), LARGE_FOR_FLOAT32.values(), ids=LARGE_FOR_FLOAT32)
+def test_a_number_that_is_infinite_in_the_dtype_of_the_arithmetic_is_rejected(
+    name: str, call: Callable[..., object]
+) -> None:
+    call(**{name: 1e30})
+    with rejects(name, "for arithmetic in torch.float32", 1e300):
+        call(**{name: 1e300})
+
+
+def test_the_margins_of_integer_counts_are_float32() -> None:
+    with rejects("max_margin", "for arithmetic in torch.float32", 1e300):
+        sl.class_margins(COUNTS, 1e300)
+    assert sl.class_margins(torch.tensor(COUNTS, dtype=torch.float64), 1e300).isfinite().all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_types_take_what_float32_can_hold(dtype: torch.dtype) -> None:
+    assert sl.exact_topk(SCORES.to(dtype), 1, epsilon=1e6).gt(0).all()
+    with rejects("epsilon", "for arithmetic in torch.float32", 1e39):
+        sl.exact_topk(SCORES.to(dtype), 1, epsilon=1e39)
+
+
+def test_an_integer_beyond_all_floats_is_rejected_in_the_constructor() -> None:
+    with rejects("epsilon", "at most", f"an integer of {(10**5000).bit_length()} bits"):
+        sl.NoisedTopKHinge(2, epsilon=10**5000)
+
+
+@rejected_values(None, "0.5", True)
 def test_what_is_no_number_at_all_is_rejected_by_name(value: Any) -> None:
     with rejects("epsilon", "a finite number >= 0", repr(value)):
         sl.NoisedTopKHinge(2, epsilon=value)

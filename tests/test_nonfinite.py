@@ -1,6 +1,7 @@
 """A row with a NaN or an infinity has no finite loss, and touches no other row; finite scores of any size do well."""
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
@@ -9,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
+import shortlist as sl
 from shortlist import functional as F
 from tests.cases import LOSSES, K, LossCase, every_differentiable_loss, every_loss, noise_for
 from tests.drawing import normal, value_and_grad
@@ -219,3 +221,59 @@ def test_a_large_negative_score_rules_a_class_out(loss: LossCase, dtype: torch.d
     got, got_grad = value_and_grad(lambda s: loss(s, padded, reduction="none", **given), scores)
     torch.testing.assert_close(got, want)
     torch.testing.assert_close(got_grad, torch.cat([want_grad, torch.zeros_like(masked)], 1))
+
+
+# Tiny smoothing: what rounds to zero, or would overflow as a divisor, is zero.
+
+SMOOTHED: dict[str, Callable[..., Tensor]] = {
+    "exact_topk": lambda s, epsilon: sl.exact_topk(s, 2, epsilon=epsilon),
+    "exact_topk_from_below": lambda s, epsilon: sl.exact_topk(s, L, epsilon=epsilon),
+    "smooth_topk": lambda s, epsilon: sl.smooth_topk(s, 2, epsilon=epsilon),
+    "smooth_topk_sum": lambda s, epsilon: sl.smooth_topk_sum(s, 2, epsilon=epsilon),
+    "noised_topk_hinge": lambda s, epsilon: F.noised_topk_hinge(s, LABELS, 2, epsilon=epsilon),
+    "noised_topk_hinge_exact": lambda s, epsilon: F.noised_topk_hinge(
+        s, LABELS, 2, epsilon=epsilon, n_samples=math.inf
+    ),
+    "imbalanced": lambda s, epsilon: F.imbalanced_noised_topk_hinge(s, LABELS, [1, 2, 3, 4, 5, 6], 2, epsilon=epsilon),
+    "smooth_topk_hinge": lambda s, tau: F.smooth_topk_hinge(s, LABELS, 2, tau=tau),
+    "smooth_topk_hinge_of_probabilities": lambda s, tau: F.smooth_topk_hinge(
+        s, target_for(s, 0, probabilities=True), 2, tau=tau
+    ),
+}
+LABELS = torch.arange(4)
+
+
+@pytest.mark.parametrize("smoothed", SMOOTHED.values(), ids=SMOOTHED)
+@pytest.mark.parametrize(
+    ("dtype", "tiny"),
+    [
+        *((dtype, tiny) for dtype in (torch.float16, torch.float32) for tiny in (5e-324, 1e-300, 1e-44, 1e-38, 1e-33)),
+        (torch.float64, 5e-324),
+        (torch.float64, 1e-308),
+    ],
+)
+def test_tiny_smoothing_is_none(smoothed: Callable[..., Tensor], dtype: torch.dtype, tiny: float) -> None:
+    scores = normal(4, L, dtype=dtype)
+    got, want = (value_and_grad(lambda s, size=size: smoothed(s, size), scores) for size in (tiny, 0.0))  # type: ignore[misc]
+    assert got[1].any()
+    torch.testing.assert_close(got, want, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("smoothed", SMOOTHED.values(), ids=SMOOTHED)
+@pytest.mark.parametrize(("dtype", "small"), [(torch.float32, 1e-31), (torch.float64, 1e-301)])
+def test_the_smallest_smoothing_is_close_to_none(
+    smoothed: Callable[..., Tensor], dtype: torch.dtype, small: float
+) -> None:
+    scores = 100 * normal(4, L, dtype=dtype)
+    got, want = (value_and_grad(lambda s, size=size: smoothed(s, size), scores) for size in (small, 0.0))  # type: ignore[misc]
+    torch.testing.assert_close(got, want)
+
+
+@pytest.mark.parametrize("kind", [{}, {"cosine": True}], ids=["linear", "cosine"])
+def test_tiny_noise_is_none_in_a_head(kind: dict[str, bool]) -> None:
+    features = normal(4, 3, dtype=torch.float32)
+    head = sl.NoisedTopKHead(3, L, sl.NoisedTopKHinge(2), **kind)
+    results = []
+    for head.loss.epsilon in (1e-44, 0.0):
+        results.append(value_and_grad(lambda x: head(x, LABELS), features))
+    torch.testing.assert_close(*results, rtol=0, atol=0)

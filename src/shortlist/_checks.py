@@ -52,15 +52,32 @@ def check_k(k: int, largest: int, num_classes: int) -> None:
         raise ShortlistError(f"k must be in [1, {largest}] for {num_classes} classes, got {k}")
 
 
-# Comparisons in place of math.isfinite: torch.compile follows them with symbolic numbers too.
-def check_not_negative(name: str, value: float) -> None:
-    if not isinstance(value, Real) or not 0 <= value < math.inf:
+def check_not_negative(name: str, value: float, dtype: torch.dtype | None = None) -> None:
+    """``dtype`` is that of the arithmetic, where it is known: larger numbers would become infinite in it."""
+    _check_real(name, value, ">= 0", dtype)
+    if not value >= 0:
         raise ShortlistError(f"{name} must be a finite number >= 0, got {value!r}")
 
 
-def check_positive(name: str, value: float) -> None:
-    if not isinstance(value, Real) or not 0 < value < math.inf:
+def check_positive(name: str, value: float, dtype: torch.dtype | None = None) -> None:
+    _check_real(name, value, "> 0", dtype)
+    if not value > 0:
         raise ShortlistError(f"{name} must be a finite number > 0, got {value!r}")
+
+
+# Comparisons in place of math.isfinite: torch.compile follows them with symbolic numbers too.
+def _check_real(name: str, value: float, rule: str, dtype: torch.dtype | None) -> None:
+    if not isinstance(value, Real) or isinstance(value, bool) or not value < math.inf:
+        raise ShortlistError(f"{name} must be a finite number {rule}, got {value!r}")
+    largest = torch.finfo(dtype or torch.float64).max
+    if value > largest:
+        in_dtype = "" if dtype is None else f" for arithmetic in {dtype}"
+        raise ShortlistError(f"{name} must be at most {largest:.2g}{in_dtype}, got {_short(value)}")
+
+
+def _short(value: float) -> str:
+    """Python refuses to write down integers of thousands of digits."""
+    return f"an integer of {value.bit_length()} bits" if isinstance(value, int) else repr(value)
 
 
 def check_n_samples(n_samples: float, name: str = "n_samples") -> None:

@@ -10,8 +10,16 @@ from torch import Tensor
 
 from shortlist import kernels
 from shortlist._batch import Reduction, ScoredBatch, check_reduction
-from shortlist._checks import check_k, check_n_samples, check_noise, check_not_negative, check_weight
-from shortlist._precision import result_dtype
+from shortlist._checks import (
+    check_floating,
+    check_k,
+    check_n_samples,
+    check_noise,
+    check_not_negative,
+    check_positive,
+    check_weight,
+)
+from shortlist._precision import result_dtype, working_dtype, zero_if_tiny
 from shortlist.exact import exact_topk
 from shortlist.smoothing import find_places, smooth_topk, topk_value
 
@@ -32,8 +40,12 @@ def noised_hinge(
     reduction: Reduction,
 ) -> Tensor:
     """``scale (m_y + smoothed (K+1)-th largest score - s_y)_+``; without margins they are 1."""
+    check_floating("scores", scores)
     check_n_samples(n_samples)
-    check_not_negative("epsilon", epsilon)
+    dtype = working_dtype(scores.dtype)
+    check_not_negative("epsilon", epsilon, dtype)
+    check_positive("scale", scale, dtype)
+    epsilon = zero_if_tiny(epsilon, dtype)
     if noise is None and epsilon > 0 and n_samples != math.inf and kernels.take_labelled_rows(scores, target, weight):
         from shortlist.kernels import noised
 
@@ -42,7 +54,7 @@ def noised_hinge(
         check_reduction(reduction)
         if weight is not None:
             check_weight(weight, num_classes)
-        if noised.can_take(num_classes, k, epsilon, int(n_samples)):
+        if noised.can_take(num_classes, k, int(n_samples)):
             loss = noised.noised_hinge(
                 scores, target, k, margins_L, scale, epsilon, int(n_samples), generator, weight, ignore_index, reduction
             )

@@ -13,6 +13,14 @@ def working_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
 
 
+def zero_if_tiny(scale: float, dtype: torch.dtype) -> float:
+    """0 in place of a scale so small that scores divided by it would overflow in this dtype.
+
+    It would round to 0 in some places and not in others. The factor leaves room for differences of up to ten million.
+    """
+    return 0.0 if scale < 2.0**24 / torch.finfo(dtype).max else scale
+
+
 def result_dtype(x: Tensor) -> torch.dtype:
     """As torch's own losses: the dtype of the input, but at least float32 under autocast."""
     return widened(x).dtype if _under_autocast(x) else x.dtype

@@ -24,7 +24,7 @@ class Standings:
 
     Args:
         rows, draws, places: R, B and K.
-        epsilon: Scale of the noise; 0 takes the scores as they are.
+        epsilon: Scale of the noise, 0 or not tiny (``zero_if_tiny``); 0 takes the scores as they are.
         dtype: float32 or float64, in which scores are perturbed and compared.
 
     Attributes:
@@ -67,7 +67,7 @@ class Standings:
 
             # The kernel measures from the least that holds a place, so all of them must be held, or none.
             held = self._entrants == 0 or self._entrants >= places
-            if held and noised.can_challenge(scores_RC, places, self.epsilon, draws):
+            if held and noised.can_challenge(scores_RC, places, draws):
                 self._challenge(scores_RC, first_class, generator)
                 return
         scores_RC = widened(scores_RC)

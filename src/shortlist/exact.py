@@ -11,6 +11,7 @@ from torch.special import ndtr
 
 from shortlist._checks import check_not_negative
 from shortlist._poisson_binomial import count_probabilities
+from shortlist._precision import zero_if_tiny
 from shortlist.smoothing import rows_of, topk_value
 
 _ZOOMS, _ZOOM_THRESHOLDS = 3, 16
@@ -29,7 +30,7 @@ def exact_topk(x: Tensor, k: int, *, epsilon: float, dim: int = -1) -> Tensor:
     Args:
         x: Scores, any shape and float dtype. A slice with a NaN, or with noise an infinity, gives NaN.
         k: Which value, from 1 (the largest) to the number of classes.
-        epsilon: Scale of the noise; 0 gives ``topk_value``.
+        epsilon: Scale of the noise; 0 gives ``topk_value``, and so does what is tiny: below 5e-32 (9e-302 in float64).
         dim: The dimension of the classes.
 
     Returns:
@@ -42,7 +43,8 @@ def exact_topk(x: Tensor, k: int, *, epsilon: float, dim: int = -1) -> Tensor:
         tensor(0.5642, dtype=torch.float64)
     """
     x_RL = rows_of(x, k, dim)
-    check_not_negative("epsilon", epsilon)
+    check_not_negative("epsilon", epsilon, x_RL.dtype)
+    epsilon = zero_if_tiny(epsilon, x_RL.dtype)
     if epsilon == 0:
         return topk_value(x, k, dim)
     if k > x_RL.shape[-1] // 2 + 1:  # the k-th largest is minus the (L + 1 - k)-th largest of minus x: fewer counts

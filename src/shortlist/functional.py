@@ -24,12 +24,14 @@ from shortlist import kernels
 from shortlist._batch import Reduction, ScoredBatch, checked_class_dim
 from shortlist._checks import (
     ClassCounts,
+    check_floating,
     check_k,
     check_not_negative,
     check_positive,
     checked_class_counts,
 )
 from shortlist._noised_hinge import noised_hinge
+from shortlist._precision import working_dtype, zero_if_tiny
 from shortlist._subsets import log_subset_ratio, log_subset_ratio_without_each
 from shortlist.margins import class_margins
 from shortlist.smoothing import topk_value
@@ -179,7 +181,8 @@ def smooth_topk_hinge(
     Args:
         scores, target, weight, ignore_index, reduction: As in ``F.cross_entropy``.
         k: Number of suggestions, from 1 to L - 1.
-        tau: Temperature; 0 gives the limit ``(1 + (K-th largest of the others - s_y) / K)_+``.
+        tau: Temperature; 0 gives the limit ``(1 + (K-th largest of the others - s_y) / K)_+``, and so does what is
+            tiny: below 5e-32 (9e-302 in float64).
 
     Example:
         >>> smooth_topk_hinge(torch.tensor([[3.0, 2.5, 1.0]]), torch.tensor([0]), k=1, tau=1.0)
@@ -188,7 +191,9 @@ def smooth_topk_hinge(
     Reference:
         Berrada, Zisserman and Kumar, Smooth Loss Functions for Deep Top-k Classification, ICLR 2018.
     """
-    check_not_negative("tau", tau)
+    check_floating("scores", scores)
+    check_not_negative("tau", tau, working_dtype(scores.dtype))
+    tau = zero_if_tiny(tau, working_dtype(scores.dtype))
     fused = tau > 0 and kernels.take_labelled_rows(scores, target, weight) and not torch.compiler.is_compiling()
     batch = ScoredBatch(
         scores, target, weight=weight, ignore_index=ignore_index, reduction=reduction, blank_ignored=not fused
@@ -234,7 +239,7 @@ def focal(
         Lin et al., Focal Loss for Dense Object Detection, ICCV 2017.
     """
     batch = ScoredBatch(scores, target, weight=weight, ignore_index=ignore_index, reduction=reduction)
-    check_not_negative("gamma", gamma)
+    check_not_negative("gamma", gamma, batch.scores_RL.dtype)
     against_RC = _log_odds_against(batch, batch.scores_RL)
     # With odds exp(against) against the label, p_y = sigmoid(-against).
     return batch.reduce(torch.exp(gamma * F.logsigmoid(against_RC)) * _softplus(against_RC))
@@ -269,7 +274,8 @@ def ldam(
         Cao et al., Learning Imbalanced Datasets with Label-Distribution-Aware Margin Loss, NeurIPS 2019.
     """
     batch = ScoredBatch(scores, target, weight=weight, ignore_index=ignore_index, reduction=reduction)
-    check_positive("scale", scale)
+    check_positive("scale", scale, batch.scores_RL.dtype)
+    check_not_negative("max_margin", max_margin, batch.scores_RL.dtype)
     margin_RC = _margins(batch, class_counts, max_margin)
     return batch.reduce(_softplus(_log_odds_against(batch, scale * batch.scores_RL) + scale * margin_RC))
 
@@ -303,7 +309,7 @@ def logit_adjusted(
         Long-Tailed Visual Recognition, NeurIPS 2020.
     """
     batch = ScoredBatch(scores, target, weight=weight, ignore_index=ignore_index, reduction=reduction)
-    check_not_negative("tau", tau)
+    check_not_negative("tau", tau, batch.scores_RL.dtype)
     log_counts_L = checked_class_counts(class_counts, batch.num_classes).to(batch.scores_RL).log()
     # Counts that could not be read were not checked: a bad one, even of a class that is not at hand, gives NaN.
     adjustment_L = tau * log_counts_L + (0 * log_counts_L).sum()
@@ -401,8 +407,8 @@ def imbalanced_noised_topk_hinge(
         Garcin et al., Stochastic smoothing of the top-K calibrated hinge loss for deep imbalanced classification,
         ICML 2022.
     """
-    check_positive("scale", scale)
     counts_L = checked_class_counts(class_counts, scores.shape[checked_class_dim(scores)])
+    check_not_negative("max_margin", max_margin, working_dtype(scores.dtype))
     margins_L = class_margins(counts_L.to(scores.device), max_margin)
     return noised_hinge(
         scores,

@@ -23,6 +23,7 @@ from shortlist._checks import (
     checked_class_counts,
 )
 from shortlist._noised_hinge import noised_hinge
+from shortlist._precision import working_dtype
 from shortlist.margins import class_margins
 
 __all__ = [
@@ -321,6 +322,10 @@ class _NoisedLoss(_TopKLoss):
         """B for this call, which may differ in evaluation mode."""
         return self.n_samples if self.training or self.eval_n_samples is None else self.eval_n_samples
 
+    def check_settings(self, dtype: torch.dtype) -> None:
+        """Whether the arithmetic of this dtype can hold them."""
+        check_not_negative("epsilon", self.epsilon, dtype)
+
     def of_lead(self, lead_R: Tensor, index_R: Tensor) -> Tensor:
         """Each row's loss from how far its smoothed (K+1)-th largest score is above its label's, and its label."""
         return (1 + lead_R).relu()
@@ -445,6 +450,7 @@ class ImbalancedNoisedTopKHinge(_NoisedLoss, _ClassCountLoss):
         generator: torch.Generator | None = None,
     ) -> Tensor:
         check_per_class("class_counts", self.class_counts, scores.shape[checked_class_dim(scores)])
+        self.check_settings(working_dtype(scores.dtype))
         return noised_hinge(
             scores,
             target,
@@ -457,6 +463,11 @@ class ImbalancedNoisedTopKHinge(_NoisedLoss, _ClassCountLoss):
             generator=generator,
             **self._shared(),
         )
+
+    def check_settings(self, dtype: torch.dtype) -> None:
+        super().check_settings(dtype)
+        check_not_negative("max_margin", self.max_margin, dtype)
+        check_positive("scale", self.scale, dtype)
 
     def of_lead(self, lead_R: Tensor, index_R: Tensor) -> Tensor:
         margin_R = self.max_margin * self.relative_margins[index_R].to(lead_R.dtype)

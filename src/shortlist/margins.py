@@ -1,5 +1,6 @@
 """Margins that grow as a class gets rarer."""
 
+import torch
 from torch import Tensor
 
 from shortlist._checks import ClassCounts, check_not_negative, checked_class_counts
@@ -22,9 +23,9 @@ def class_margins(class_counts: ClassCounts, max_margin: float) -> Tensor:
     Reference:
         Cao et al., Learning Imbalanced Datasets with Label-Distribution-Aware Margin Loss, NeurIPS 2019.
     """
-    check_not_negative("max_margin", max_margin)
     counts = checked_class_counts(class_counts)
-    counts = counts if counts.dtype.itemsize == 8 and counts.is_floating_point() else counts.float()
+    counts = counts if counts.dtype == torch.float64 else counts.float()
+    check_not_negative("max_margin", max_margin, counts.dtype)
     margins = max_margin * (counts.min() / counts) ** 0.25
     # Counts that could not be read (on a GPU, in a graph) were not checked: a bad one makes every margin NaN.
     return margins + (counts.log() * 0).sum()

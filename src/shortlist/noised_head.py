@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from shortlist._batch import check_labels_in_range, reduce_rows, weigh_rows
 from shortlist._checks import check_at_least_one, check_floating, check_k, check_noise, check_per_class
 from shortlist._chosen_scores import chosen_scores
-from shortlist._precision import product_dtype, result_dtype, widened, working_dtype
+from shortlist._precision import product_dtype, result_dtype, widened, working_dtype, zero_if_tiny
 from shortlist._standings import Standings
 from shortlist.errors import ShortlistError
 from shortlist.exact import exact_topk
@@ -79,6 +79,7 @@ class NoisedHead(nn.Module, ABC):
     ) -> Tensor:
         loss = self.loss
         index_R = self._checked_labels(features, target)
+        loss.check_settings(working_dtype(product_dtype(features)))
         noise_RLB = self._checked_noise(target, noise, generator)
         kept_R = index_R != loss.ignore_index
         index_R = torch.where(kept_R, index_R, 0)
@@ -139,9 +140,9 @@ class NoisedHead(nn.Module, ABC):
     @torch.no_grad()
     def _standings(self, features_RD: Tensor, noise_RLB: Tensor | None, generator: torch.Generator | None) -> Standings:
         """The K + 1 best of this head's own classes in every row and draw; the noise is that of these classes."""
-        rows, epsilon = len(features_RD), self.loss.epsilon
+        rows, dtype = len(features_RD), working_dtype(features_RD.dtype)
+        epsilon = zero_if_tiny(self.loss.epsilon, dtype)
         draws = 1 if epsilon == 0 else int(self.loss.draws()) if noise_RLB is None else noise_RLB.shape[-1]
-        dtype = working_dtype(features_RD.dtype)
         standings = Standings(rows, draws, self.loss.k + 1, epsilon=epsilon, dtype=dtype, device=features_RD.device)
         step = _classes_at_once(rows, len(self.weight))
         buffer = features_RD.new_empty(rows * min(step, len(self.weight)))

@@ -11,7 +11,7 @@ from torch import Tensor
 from shortlist import _lazy
 from shortlist._checks import check_floating, check_k, check_n_samples, check_noise, check_not_negative
 from shortlist._noise import cpu_generator_from, standard_normal
-from shortlist._precision import widened
+from shortlist._precision import widened, zero_if_tiny
 from shortlist.errors import ShortlistError
 
 # Perturbed scores held at once: bounds the memory of many draws over many classes, whatever B is.
@@ -58,7 +58,7 @@ def smooth_topk(
     Args:
         x: Scores, any shape and float dtype. float16 and bfloat16 are perturbed in float32.
         k: Which value, from 1 (the largest) to the number of classes.
-        epsilon: Scale of the noise; 0 gives ``topk_value``.
+        epsilon: Scale of the noise; 0 gives ``topk_value``, and so does what is tiny: below 5e-32 (9e-302 in float64).
         n_samples: Number B of draws. For the limit of infinitely many see ``exact_topk``.
         dim: The dimension of the classes.
         noise: The draws themselves, shaped like ``x`` with one more dimension at the end, of size B.
@@ -126,7 +126,8 @@ def _smoothed(
     """The k-th largest alone, or the total of the k largest."""
     x_RL = rows_of(x, k, dim)
     ranks = slice(0 if total else k - 1, k)
-    check_not_negative("epsilon", epsilon)
+    check_not_negative("epsilon", epsilon, x_RL.dtype)
+    epsilon = zero_if_tiny(epsilon, x_RL.dtype)
     check_n_samples(n_samples)
     if n_samples == math.inf:
         raise ShortlistError("n_samples must be finite here: exact_topk computes the limit")

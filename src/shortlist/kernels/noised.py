@@ -106,16 +106,16 @@ def new_seed(device: torch.device, generator: torch.Generator | None, *, words: 
     return Seed(drawn, rank_key(generator))
 
 
-def can_take(num_classes: int, k: int, epsilon: float, num_draws: int) -> bool:
-    """Whether a grid has room for the draws, a warp for their lists, and float32 for such an epsilon."""
-    fits = num_draws < 1 << 16 and epsilon > 1e-37
+def can_take(num_classes: int, k: int, num_draws: int) -> bool:
+    """Whether a grid has room for the draws, and a warp for their lists."""
+    fits = num_draws < 1 << 16
     return fits and (_is_dense(num_classes, k + 1) or _is_roomy(num_classes, k + 1))
 
 
-def can_challenge(scores_RC: Tensor, places: int, epsilon: float, num_draws: int) -> bool:
+def can_challenge(scores_RC: Tensor, places: int, num_draws: int) -> bool:
     """Whether ``challenge`` takes such a chunk, and is worth it."""
     num_classes = scores_RC.shape[1]
-    fits = can_take(num_classes, places - 1, epsilon, num_draws) and num_draws * places <= 1 << 16
+    fits = can_take(num_classes, places - 1, num_draws) and num_draws * places <= 1 << 16
     return fits and num_classes > _DENSE and _is_roomy(num_classes, places)
 
 
