@@ -80,6 +80,9 @@ def _short(value: float) -> str:
     return f"an integer of {value.bit_length()} bits" if isinstance(value, int) else repr(value)
 
 
+_MOST_DRAWS = 2**24  # float32 counts no further
+
+
 def check_n_samples(n_samples: float, name: str = "n_samples") -> None:
     if n_samples == math.inf:
         return
@@ -89,6 +92,10 @@ def check_n_samples(n_samples: float, name: str = "n_samples") -> None:
         enough = False
     if not enough:
         raise ShortlistError(f"{name} must be an integer >= 1, or math.inf for the expectation, got {n_samples!r}")
+    if n_samples > _MOST_DRAWS:
+        raise ShortlistError(
+            f"{name} must be at most {_MOST_DRAWS}, or math.inf for the expectation without draws, got {n_samples}"
+        )
 
 
 def check_noise(noise: Tensor | None, x: Tensor, generator: torch.Generator | None) -> None:

@@ -21,7 +21,7 @@ from shortlist._checks import (
 )
 from shortlist._precision import result_dtype, working_dtype, zero_if_tiny
 from shortlist.exact import exact_topk
-from shortlist.smoothing import find_places, smooth_topk, topk_value
+from shortlist.smoothing import DRAWS_AT_ONCE, find_places, smooth_topk, topk_value
 
 
 def noised_hinge(
@@ -85,7 +85,7 @@ def _smooth_lead_of_rival(
     exact = n_samples == math.inf and noise is None
     draws = 1 if exact else int(n_samples) if noise is None else noise.shape[-1]
     noise = batch.last_dim_classes(noise)
-    if exact or batch.index_R is None:
+    if exact or batch.index_R is None or (noise is None and draws > DRAWS_AT_ONCE):
         level_R1 = batch.level(k + 1)
         above_RL = batch.scores_RL - level_R1
         if exact:

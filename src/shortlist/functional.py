@@ -339,7 +339,8 @@ def noised_topk_hinge(
         scores, target, weight, ignore_index, reduction: As in ``F.cross_entropy``.
         k: Number of suggestions, from 1 to L - 1.
         epsilon: Scale of the noise, on the scale of the scores; 0 gives ``calibrated_topk_hinge``.
-        n_samples: Number B of draws; ``math.inf`` takes the expectation itself, without noise (see ``exact_topk``).
+        n_samples: Number B of draws, up to 2^24; ``math.inf`` takes the expectation itself, without noise (see
+            ``exact_topk``).
         noise: The draws themselves, shaped like ``scores`` with one more dimension at the end, of size B.
         generator: Source of fresh draws; by default the device's, from which ranks with the same seed still draw
             different noise.

@@ -21,11 +21,14 @@ from shortlist.errors import ShortlistError
 from shortlist.exact import exact_topk
 from shortlist.heads import unit_rows
 from shortlist.losses import ImbalancedNoisedTopKHinge, NoisedTopKHinge
+from shortlist.smoothing import DRAWS_AT_ONCE
 
 NoisedLoss = NoisedTopKHinge | ImbalancedNoisedTopKHinge
 
 # Scores of a chunk: 32 MiB in half types, which a large GPU's cache holds on to, and 64 MiB in float32.
 _SCORES_AT_ONCE = 2**24
+# Draws of all rows together: what they chose takes about 50 bytes each on the way.
+_MOST_CHOSEN = 2**28
 # Chunks of a multiple of this many classes keep matrix products on their fast paths, and tiles of the kernels whole.
 _CLASSES_ALIGNED = 32
 
@@ -137,12 +140,44 @@ class NoisedHead(nn.Module, ABC):
         spoil_R = (scores_RL.detach() * 0).sum(1)
         return exact_topk(scores_RL, self.loss.k + 1, epsilon=self.loss.epsilon), own_R + spoil_R
 
+    def _last_places(
+        self, features_RD: Tensor, noise_RLB: Tensor | None, generator: torch.Generator | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """``(R, B)`` (K + 1)-th largest perturbed scores of all classes, their classes, and what spoils a row.
+
+        The K + 1 best of many draws would take much memory, so draws are taken in blocks. Each scores all classes anew.
+        """
+        rows, epsilon = len(features_RD), zero_if_tiny(self.loss.epsilon, working_dtype(features_RD.dtype))
+        draws = 1 if epsilon == 0 else int(self.loss.draws()) if noise_RLB is None else noise_RLB.shape[-1]
+        if rows * draws > _MOST_CHOSEN:
+            most = _MOST_CHOSEN // rows
+            raise ShortlistError(f"n_samples must be at most {most} for {rows} rows in a head, got {draws}")
+        values, classes, spoil_R = [], [], features_RD.new_zeros(rows, dtype=working_dtype(features_RD.dtype))
+        for start in range(0, draws, DRAWS_AT_ONCE):
+            block = range(start, min(start + DRAWS_AT_ONCE, draws))
+            noise_RLb = None if noise_RLB is None else noise_RLB[..., block.start : block.stop]
+            standings = self._standings(features_RD, len(block), epsilon, noise_RLb, generator)
+            spoil_R += standings.spoil_R
+            values_Rb, classes_Rb = self._overall(standings).last_place()
+            values.append(values_Rb)
+            classes.append(classes_Rb)
+        return torch.cat(values, 1), torch.cat(classes, 1), spoil_R
+
+    def _overall(self, standings: Standings) -> Standings:
+        """The best of all classes, from the best of this head's own."""
+        return standings
+
     @torch.no_grad()
-    def _standings(self, features_RD: Tensor, noise_RLB: Tensor | None, generator: torch.Generator | None) -> Standings:
+    def _standings(
+        self,
+        features_RD: Tensor,
+        draws: int,
+        epsilon: float,
+        noise_RLB: Tensor | None,
+        generator: torch.Generator | None,
+    ) -> Standings:
         """The K + 1 best of this head's own classes in every row and draw; the noise is that of these classes."""
         rows, dtype = len(features_RD), working_dtype(features_RD.dtype)
-        epsilon = zero_if_tiny(self.loss.epsilon, dtype)
-        draws = 1 if epsilon == 0 else int(self.loss.draws()) if noise_RLB is None else noise_RLB.shape[-1]
         standings = Standings(rows, draws, self.loss.k + 1, epsilon=epsilon, dtype=dtype, device=features_RD.device)
         step = _classes_at_once(rows, len(self.weight))
         buffer = features_RD.new_empty(rows * min(step, len(self.weight)))
@@ -271,8 +306,7 @@ class NoisedTopKHead(NoisedHead):
     def _noised_rival(
         self, features_RD: Tensor, index_R: Tensor, noise_RLB: Tensor | None, generator: torch.Generator | None
     ) -> tuple[Tensor, Tensor]:
-        standings = self._standings(features_RD, noise_RLB, generator)
-        perturbed_RB, classes_RB = standings.last_place()
+        perturbed_RB, classes_RB, spoil_R = self._last_places(features_RD, noise_RLB, generator)
         chosen_RP = chosen_scores(
             features_RD,
             self.weight,
@@ -282,7 +316,7 @@ class NoisedTopKHead(NoisedHead):
             sparse_grad=self.sparse_grad,
         )
         rival_R, own_R = rival_and_own(perturbed_RB, chosen_RP)
-        return rival_R, own_R + standings.spoil_R
+        return rival_R, own_R + spoil_R
 
 
 def rival_and_own(perturbed_RB: Tensor, chosen_RP: Tensor) -> tuple[Tensor, Tensor]:

@@ -116,20 +116,19 @@ class ClassParallelNoisedTopKHead(NoisedHead):
         features_ND: Tensor = _GatherRows.apply(features_RD, ranks)
         index_N = ranks.gather(index_R)
         draws = noise_RLB is None and self.loss.epsilon > 0
-        standings = self._standings(
+        perturbed_NB, classes_NB, spoil_N = self._last_places(
             features_ND, noise_RLB, self._generator_for(self._ranks.global_rank, generator) if draws else None
         )
-        perturbed_NB, classes_NB = self._overall(standings).last_place()
         classes_NP = torch.cat((classes_NB, index_N.unsqueeze(1)), 1)
         # All ranks but a chosen class's own add 0 to its score. A bad score, on whichever rank, makes the sum NaN.
-        chosen_NP = self._chosen_of_own_classes(features_ND, classes_NP) + standings.spoil_R.unsqueeze(1)
+        chosen_NP = self._chosen_of_own_classes(features_ND, classes_NP) + spoil_N.unsqueeze(1)
         chosen_RP: Tensor = _SumOwnRows.apply(chosen_NP, ranks)
         rival_R, own_R = rival_and_own(ranks.own_rows(perturbed_NB), chosen_RP)
         # A label that no rank knows must not pass as one with a score of 0 (on a GPU it could not be checked before).
         return rival_R, torch.where((index_R >= 0) & (index_R < self.num_classes), own_R, math.nan)
 
     def _overall(self, standings: Standings) -> Standings:
-        """The best of all ranks, from the best of each."""
+        """The best of all ranks' classes, from the best of each."""
         overall = Standings(
             *standings.values_RBK.shape,
             epsilon=standings.epsilon,

@@ -16,6 +16,8 @@ from shortlist.errors import ShortlistError
 
 # Perturbed scores held at once: bounds the memory of many draws over many classes, whatever B is.
 _PERTURBED_AT_ONCE = 2**22
+# Draws whose positions are held at once; of more draws only counts are kept.
+DRAWS_AT_ONCE = 128
 
 
 def topk_value(x: Tensor, k: int, dim: int = -1) -> Tensor:
@@ -59,7 +61,8 @@ def smooth_topk(
         x: Scores, any shape and float dtype. float16 and bfloat16 are perturbed in float32.
         k: Which value, from 1 (the largest) to the number of classes.
         epsilon: Scale of the noise; 0 gives ``topk_value``, and so does what is tiny: below 5e-32 (9e-302 in float64).
-        n_samples: Number B of draws. For the limit of infinitely many see ``exact_topk``.
+        n_samples: Number B of draws, up to 2^24; memory does not grow with it beyond 128. For the limit of infinitely
+            many see ``exact_topk``.
         dim: The dimension of the classes.
         noise: The draws themselves, shaped like ``x`` with one more dimension at the end, of size B.
         generator: Source of fresh draws; by default the device's, from which ranks with the same seed still draw
@@ -135,6 +138,8 @@ def _smoothed(
     if epsilon == 0:
         positions_RP = x_RL.detach().topk(k).indices[..., ranks]
         total_R = x_RL.gather(-1, positions_RP).sum(-1)
+    elif noise is None and n_samples > DRAWS_AT_ONCE:
+        total_R = _mean_of_many(x_RL, k, ranks, epsilon, n_samples, generator)
     else:
         noise_BRL = None if noise is None else noise.movedim(dim % x.dim(), -2).movedim(-1, 0).to(x_RL.dtype)
         n_samples = n_samples if noise_BRL is None else len(noise_BRL)
@@ -144,6 +149,21 @@ def _smoothed(
     # The maximum is NaN if any score is, and costs one read of the scores.
     total_R = torch.where(x_RL.detach().amax(-1).isnan(), math.nan, total_R)
     return total_R.to(x.dtype)
+
+
+def _mean_of_many(
+    x_RL: Tensor, k: int, ranks: slice, epsilon: float, n_samples: int, generator: torch.Generator | None
+) -> Tensor:
+    """The mean over draws that are taken in blocks: how often each class was found is all that the gradient needs."""
+    found_RL = torch.zeros_like(x_RL, requires_grad=False)
+    shift_R = torch.zeros_like(x_RL[..., 0], requires_grad=False)
+    for start in range(0, n_samples, DRAWS_AT_ONCE):
+        draws = min(DRAWS_AT_ONCE, n_samples - start)
+        positions_RBP, shift_RBP = find_places(x_RL.detach(), k, ranks, epsilon, draws, None, generator)
+        found_RL.scatter_add_(-1, positions_RBP.flatten(-2), torch.ones_like(shift_RBP).flatten(-2))
+        shift_R += shift_RBP.sum((-2, -1))
+    # A class that was never found may have an infinite score.
+    return torch.where(found_RL > 0, x_RL * (found_RL / n_samples), 0).sum(-1) + shift_R / n_samples
 
 
 def find_places(

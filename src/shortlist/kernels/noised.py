@@ -57,6 +57,8 @@ _TILES_READ, _TILES_SURVEYED = 128, 64
 _LISTED_AT_ONCE = 1024
 # Classes that a program looks at together for its list, in ``prepare`` and in ``list_hot``.
 _CELLS_LISTED, _CELLS_LISTED_APART = 4096, 512
+# Draws of a long row: each has a list in memory, of about a thousand bytes.
+_MOST_LISTED = 1 << 12
 # Backward compares the classes of so many draws with each other.
 _MOST_DRAWS = 128
 # Programs that fill a large GPU.
@@ -107,9 +109,10 @@ def new_seed(device: torch.device, generator: torch.Generator | None, *, words: 
 
 
 def can_take(num_classes: int, k: int, num_draws: int) -> bool:
-    """Whether a grid has room for the draws, and a warp for their lists."""
-    fits = num_draws < 1 << 16
-    return fits and (_is_dense(num_classes, k + 1) or _is_roomy(num_classes, k + 1))
+    """Whether a grid has room for the draws, a warp for their lists, and memory for the lists of all draws."""
+    if _is_dense(num_classes, k + 1):
+        return num_draws < 1 << 16
+    return num_draws <= _MOST_LISTED and _is_roomy(num_classes, k + 1)
 
 
 def can_challenge(scores_RC: Tensor, places: int, num_draws: int) -> bool:
