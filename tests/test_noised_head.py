@@ -122,12 +122,14 @@ def test_chosen_scores_have_the_gradient_of_their_values(kind: dict[str, Any], s
         assert torch.autograd.gradcheck(scores, arguments)
 
 
-@pytest.mark.parametrize("size", [0.0, 1e-13])
-def test_a_class_without_direction_has_the_gradient_of_the_plain_layer(size: float) -> None:
-    head, layer = head_and_layer(loss_of(False), cosine=True)
+@pytest.mark.parametrize("size", [0.0, 1e-160, 1e-13, 1e200])
+@pytest.mark.parametrize("sparse_grad", [False, True], ids=["dense", "sparse"])
+def test_a_class_of_any_size_has_the_gradient_of_the_plain_layer(size: float, sparse_grad: bool) -> None:
+    head, layer = head_and_layer(loss_of(False), cosine=True, sparse_grad=sparse_grad)
     for module in (head, layer):
-        module.get_parameter("weight").data[2] = size
+        module.get_parameter("weight").data[2] *= size
     features, noise = normal(N, D), normal(N, L, B, seed=1)
+    features[0], features[1] = 0, 1e-200 * features[1]
     got = value_and_grads(head, partial(head, target=TARGET, noise=noise), features)
     torch.testing.assert_close(got, value_and_grads(layer, followed_by(head.loss, layer, TARGET, noise), features))
 

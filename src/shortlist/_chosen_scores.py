@@ -11,11 +11,10 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from shortlist._precision import widened, working_dtype
+from shortlist.heads import unit_rows_and_inverses
 
 # Gathered numbers held at once, forward and backward: 16 MiB of them in float32.
 _GATHERED_AT_ONCE = 2**22
-# As F.normalize: a shorter row is divided by this, and its length is not differentiated.
-_SHORTEST = 1e-12
 
 
 def chosen_scores(
@@ -66,9 +65,9 @@ class _ChosenScores(torch.autograd.Function):
         sparse_grad: bool,
         parameter_grad_scale: float,
     ) -> Tensor:
-        scores_RP, lengths_RP = _score(features_RD, weight_LD, bias_L, classes_RP, cosine)
+        scores_RP, inverse_RP = _score(features_RD, weight_LD, bias_L, classes_RP, cosine)
         # A linear layer's gradient depends on neither.
-        ctx.save_for_backward(features_RD, weight_LD, classes_RP, *((scores_RP, lengths_RP) if cosine else ()))
+        ctx.save_for_backward(features_RD, weight_LD, classes_RP, *((scores_RP, inverse_RP) if cosine else ()))
         ctx.bias_dtype = None if bias_L is None else bias_L.dtype
         ctx.sparse_grad, ctx.parameter_grad_scale = sparse_grad, parameter_grad_scale
         return scores_RP
@@ -77,20 +76,17 @@ class _ChosenScores(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad_RP: Tensor) -> tuple[Tensor | None, ...]:
         features_RD, weight_LD, classes_RP, *of_cosine = ctx.saved_tensors
-        # Of a score in the features: ``along * weight``; in the weight: ``along * features - inwards * weight``.
-        along_RP, inwards_RP = grad_RP, None
+        # Of a score in the features: ``along * weight``; in the weight: ``along * (features - score * unit weight)``.
+        along_RP = grad_RP
         if of_cosine:
-            scores_RP, lengths_RP = of_cosine
-            along_RP = grad_RP / lengths_RP
-            inwards_RP = torch.where(lengths_RP > _SHORTEST, along_RP * scores_RP / lengths_RP, 0)
+            _, inverse_RP = of_cosine
+            along_RP = grad_RP * inverse_RP
         grad_features = grad_weight = grad_bias = None
         if ctx.needs_input_grad[0]:
             grad_features = _weighted_rows(weight_LD, classes_RP, along_RP).to(features_RD.dtype)
         scale = ctx.parameter_grad_scale
         if ctx.needs_input_grad[1]:
-            rows = _WeightGradient(
-                features_RD, weight_LD, classes_RP, scale * along_RP, None if inwards_RP is None else scale * inwards_RP
-            )
+            rows = _WeightGradient(features_RD, weight_LD, classes_RP, scale * along_RP, *of_cosine)
             grad_weight = rows.sparse() if ctx.sparse_grad else rows.dense()
         if ctx.needs_input_grad[2]:
             grad_M, classes_M = scale * grad_RP.flatten(), classes_RP.flatten()
@@ -107,23 +103,23 @@ class _ChosenScores(torch.autograd.Function):
 def _score(
     features_RD: Tensor, weight_LD: Tensor, bias_L: Tensor | None, classes_RP: Tensor, cosine: bool
 ) -> tuple[Tensor, Tensor]:
-    """Scores of the chosen classes, and the lengths of their rows of the weight (ones for a linear layer)."""
+    """Scores of the chosen classes, and the inverse lengths of their rows of the weight (ones for a linear layer)."""
     dtype = features_RD.dtype
     scores_RP = torch.zeros(classes_RP.shape, dtype=working_dtype(dtype), device=features_RD.device)
-    lengths_RP = torch.ones_like(scores_RP)
+    inverse_RP = torch.ones_like(scores_RP)
     step = max(1, _GATHERED_AT_ONCE // max(1, classes_RP.shape[1] * weight_LD.shape[1]))
     for start in range(0, len(features_RD), step):
         rows = slice(start, start + step)
         weight_RPD = weight_LD[classes_RP[rows]]
         if cosine:
-            wide_RPD = widened(weight_RPD)
-            lengths_RP[rows] = torch.linalg.vector_norm(wide_RPD, dim=-1).clamp_min(_SHORTEST)
-            weight_RPD = (wide_RPD / lengths_RP[rows].unsqueeze(-1)).to(weight_RPD.dtype)
+            unit_RPD, inverse_RP1 = unit_rows_and_inverses(widened(weight_RPD))
+            inverse_RP[rows] = inverse_RP1.squeeze(-1)
+            weight_RPD = unit_RPD.to(weight_RPD.dtype)
         product_RPD = widened(weight_RPD.to(dtype)) * widened(features_RD[rows]).unsqueeze(1)
         scores_RP[rows] = product_RPD.sum(-1)
     if bias_L is not None:
         scores_RP += bias_L.to(dtype)[classes_RP]
-    return scores_RP.to(dtype).to(scores_RP.dtype), lengths_RP
+    return scores_RP.to(dtype).to(scores_RP.dtype), inverse_RP
 
 
 def _weighted_rows(weight_LD: Tensor, classes_RP: Tensor, along_RP: Tensor) -> Tensor:
@@ -134,13 +130,19 @@ def _weighted_rows(weight_LD: Tensor, classes_RP: Tensor, along_RP: Tensor) -> T
 
 
 class _WeightGradient:
-    """Every choice (r, c) contributes ``along * features_r - inwards * weight_c`` to row c."""
+    """Every choice (r, c) contributes ``along * features_r`` to row c; of a cosine, less its part along the row."""
 
     def __init__(
-        self, features_RD: Tensor, weight_LD: Tensor, classes_RP: Tensor, along_RP: Tensor, inwards_RP: Tensor | None
+        self,
+        features_RD: Tensor,
+        weight_LD: Tensor,
+        classes_RP: Tensor,
+        along_RP: Tensor,
+        scores_RP: Tensor | None = None,
+        inverse_RP: Tensor | None = None,
     ) -> None:
         self.features_RD, self.weight_LD, self.classes_RP = features_RD, weight_LD, classes_RP
-        self.along_RP, self.inwards_RP = along_RP, inwards_RP
+        self.along_RP, self.scores_RP, self.inverse_RP = along_RP, scores_RP, inverse_RP
 
     def dense(self) -> Tensor:
         """Shaped like the weight; every row is summed in working precision and rounded once."""
@@ -164,9 +166,11 @@ class _WeightGradient:
 
     def _shares(self, columns: slice) -> Tensor:
         share_RPF = self.along_RP.unsqueeze(-1) * widened(self.features_RD[:, columns]).unsqueeze(1)
-        if self.inwards_RP is not None:
-            weight_RPF = widened(self.weight_LD[:, columns][self.classes_RP])
-            share_RPF = torch.addcmul(share_RPF, self.inwards_RP.unsqueeze(-1), weight_RPF, value=-1)
+        if self.scores_RP is not None and self.inverse_RP is not None:
+            # The unit rows: the weight may be so large or small that it cannot be multiplied by anything else.
+            unit_RPF = widened(self.weight_LD[:, columns][self.classes_RP]) * self.inverse_RP.unsqueeze(-1)
+            inwards_RP = self.along_RP * self.scores_RP
+            share_RPF = torch.addcmul(share_RPF, inwards_RP.unsqueeze(-1), unit_RPF, value=-1)
         return share_RPF.flatten(0, 1)
 
 
