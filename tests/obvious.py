@@ -44,8 +44,8 @@ def focal(row: Tensor, label: int, gamma: float) -> Tensor:
 
 
 def margin(class_counts: Tensor, label: int, max_margin: float) -> Tensor:
-    largest_over_c = (1 / class_counts**0.25).max()
-    return max_margin / largest_over_c / class_counts[label] ** 0.25
+    margins = 1 / class_counts.double() ** 0.25
+    return max_margin * margins[label] / margins.max()
 
 
 def ldam(row: Tensor, label: int, class_counts: Tensor, max_margin: float, scale: float) -> Tensor:

@@ -18,6 +18,7 @@ N, L = 3, 4
 SCORES = torch.tensor([[0.3, -1.2, 0.8, 0.1], [1.5, 0.2, -0.4, 0.9], [-0.7, 0.6, 1.1, -0.2]])
 TARGET = torch.tensor([0, 3, 1])
 COUNTS = [1, 4, 9, 16]
+NOISE = noise_for(SCORES)
 
 
 def rejects(name: str, rule: str, value: object) -> pytest.RaisesExc[sl.ShortlistError]:
@@ -244,6 +245,34 @@ COUNTS_FOR_METRICS: dict[str, Callable[..., object]] = {
     "TopKMetrics": lambda counts: sl.TopKMetrics(L, ks=(1,), class_counts=counts),
 }
 ANY_COUNTS = NEEDS_COUNTS | COUNTS_FOR_METRICS
+
+
+UNREAD_COUNTS: dict[str, Callable[[Tensor], Tensor]] = {
+    "class_margins": lambda counts: sl.class_margins(counts, 0.5),
+    "ldam": lambda counts: F.ldam(SCORES, TARGET, counts, reduction="none"),
+    "logit_adjusted": lambda counts: F.logit_adjusted(SCORES, TARGET, counts, reduction="none"),
+    "imbalanced_noised_topk_hinge": lambda counts: F.imbalanced_noised_topk_hinge(
+        SCORES, TARGET, counts, 2, noise=NOISE, reduction="none"
+    ),
+}
+
+
+@pytest.mark.parametrize("call", UNREAD_COUNTS.values(), ids=UNREAD_COUNTS)
+@pytest.mark.parametrize("bad", [0.0, -3.0, math.nan, math.inf])
+def test_a_bad_count_that_cannot_be_read_makes_everything_nan(call: Callable[[Tensor], Tensor], bad: float) -> None:
+    counts = torch.tensor([COUNTS, COUNTS], dtype=torch.float32)
+    counts[1, 2] = bad  # a class that is nobody's label
+    good, spoilt = torch.func.vmap(call)(counts)
+    torch.testing.assert_close(good, call(counts[0]))
+    assert spoilt.isnan().all()
+
+
+@pytest.mark.usefixtures("fresh_compiler")
+@pytest.mark.parametrize("call", UNREAD_COUNTS.values(), ids=UNREAD_COUNTS)
+def test_a_bad_count_in_a_graph_makes_everything_nan(call: Callable[[Tensor], Tensor]) -> None:
+    compiled = torch.compile(call, fullgraph=True, backend="eager")
+    torch.testing.assert_close(compiled(torch.tensor(COUNTS)), call(torch.tensor(COUNTS)))
+    assert compiled(torch.tensor([1, 4, 0, 16])).isnan().all()
 
 
 @pytest.mark.parametrize("call", NEEDS_COUNTS.values(), ids=NEEDS_COUNTS)

@@ -445,3 +445,40 @@ def test_the_gradient_of_cosines_is_their_derivative(size: float) -> None:
 def test_cosines_of_rows_that_cannot_be_read_are_the_same() -> None:
     head, features = sl.CosineLinear(8, 5, dtype=torch.float64), normal(3, 8)
     torch.testing.assert_close(torch.func.vmap(head)(features), head(features))
+
+
+# Margins
+
+with_margins = pytest.mark.parametrize(
+    "loss", [case for case in LOSSES if case.has_margins], ids=lambda case: case.name
+)
+
+
+@with_margins
+def test_margins_of_float64_scores_are_float64(loss: LossCase) -> None:
+    scores, target = normal(6, 7), torch.arange(6)
+    noise = noise_for(scores)
+    want = torch.stack([loss.literal(row, int(label), z) for row, label, z in zip(scores, target, noise, strict=True)])
+    module = loss.module(7, reduction="none")
+    for got in (
+        loss(scores, target, reduction="none", **loss.given(noise)),
+        module(scores, target, **loss.given(noise)),
+        module.half()(scores, target, **loss.given(noise)),
+    ):
+        torch.testing.assert_close(got, want, rtol=1e-12, atol=1e-12)
+
+
+@with_margins
+def test_a_module_in_half_precision_keeps_its_margins(loss: LossCase) -> None:
+    scores, target = normal(6, 7, dtype=torch.float32), torch.arange(6)
+    given = loss.given(noise_for(scores))
+    module = loss.module(7)
+    want = module(scores, target, **given)
+    torch.testing.assert_close(module.half()(scores, target, **given), want, rtol=0, atol=0)
+
+
+def test_ldam_keeps_the_digits_of_large_scores() -> None:
+    scores = 1e4 + normal(20, 6, dtype=torch.float32)
+    target = torch.arange(20) % 6
+    got, want = (F.ldam(s, target, [1, 2, 3, 4, 5, 6], reduction="none") for s in (scores, scores.double()))
+    torch.testing.assert_close(got.double(), want, rtol=1e-6, atol=1e-6)

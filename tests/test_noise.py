@@ -246,3 +246,22 @@ def test_evaluation_without_noise_is_the_expectation() -> None:
     loss = NoisedTopKHinge(K, epsilon=EPSILON, eval_n_samples=math.inf, reduction="none").eval()
     rival = exact_topk(SCORES, K + 1, epsilon=EPSILON)
     assert_close(loss(SCORES, TARGET), (1 + rival - SCORES[torch.arange(6), TARGET]).relu())
+
+
+@pytest.mark.parametrize("name", ["noised_topk_hinge", "imbalanced_noised_topk_hinge"])
+def test_given_noise_is_used_in_place_of_the_expectation(name: str) -> None:
+    noise = normal(*SCORES.shape, 3, seed=5, dtype=torch.float32)
+    want = NOISED[name](SCORES, noise=noise)
+    assert NOISED[name](SCORES, n_samples=math.inf) != want
+    assert NOISED[name](SCORES, n_samples=math.inf, noise=noise) == want
+
+
+@pytest.mark.parametrize("loss", [NoisedTopKHinge(K, epsilon=EPSILON), ImbalancedNoisedTopKHinge(COUNTS, K)])
+def test_a_module_uses_given_noise_in_place_of_the_expectation(
+    loss: NoisedTopKHinge | ImbalancedNoisedTopKHinge,
+) -> None:
+    noise = normal(*SCORES.shape, 3, seed=5, dtype=torch.float32)
+    want = loss(SCORES, TARGET, noise=noise)
+    loss.n_samples = math.inf
+    assert loss(SCORES, TARGET) != want
+    assert loss(SCORES, TARGET, noise=noise) == want

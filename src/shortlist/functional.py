@@ -33,7 +33,7 @@ from shortlist._checks import (
 from shortlist._noised_hinge import noised_hinge
 from shortlist._precision import working_dtype, zero_if_tiny
 from shortlist._subsets import log_subset_ratio, log_subset_ratio_without_each
-from shortlist.margins import class_margins
+from shortlist.margins import margins_for
 from shortlist.smoothing import topk_value
 
 __all__ = [
@@ -277,7 +277,9 @@ def ldam(
     check_positive("scale", scale, batch.scores_RL.dtype)
     check_not_negative("max_margin", max_margin, batch.scores_RL.dtype)
     margin_RC = _margins(batch, class_counts, max_margin)
-    return batch.reduce(_softplus(_log_odds_against(batch, scale * batch.scores_RL) + scale * margin_RC))
+    # Measured from the best score: the product of a large score and the scale would lose digits.
+    scaled_RL = scale * (batch.scores_RL - batch.level(1))
+    return batch.reduce(_softplus(_log_odds_against(batch, scaled_RL) + scale * margin_RC))
 
 
 def logit_adjusted(
@@ -410,7 +412,7 @@ def imbalanced_noised_topk_hinge(
     """
     counts_L = checked_class_counts(class_counts, scores.shape[checked_class_dim(scores)])
     check_not_negative("max_margin", max_margin, working_dtype(scores.dtype))
-    margins_L = class_margins(counts_L.to(scores.device), max_margin)
+    margins_L = margins_for(scores, counts_L, max_margin)
     return noised_hinge(
         scores,
         target,
@@ -456,7 +458,7 @@ def _log_odds_against(batch: ScoredBatch, scores_RL: Tensor) -> Tensor:
 
 def _margins(batch: ScoredBatch, class_counts: ClassCounts, max_margin: float) -> Tensor:
     counts_L = checked_class_counts(class_counts, batch.num_classes)
-    margins_L = class_margins(counts_L.to(batch.scores_RL.device), max_margin)
+    margins_L = margins_for(batch.scores_RL, counts_L, max_margin)
     return batch.pick_per_class(margins_L.to(batch.scores_RL.dtype))
 
 

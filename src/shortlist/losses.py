@@ -3,7 +3,7 @@
 All are called as ``loss(scores, target)``, with the shapes that ``nn.CrossEntropyLoss`` takes.
 """
 
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -24,7 +24,7 @@ from shortlist._checks import (
 )
 from shortlist._noised_hinge import noised_hinge
 from shortlist._precision import working_dtype
-from shortlist.margins import class_margins
+from shortlist.margins import class_margins, margins_for
 
 __all__ = [
     "CalibratedTopKHinge",
@@ -455,7 +455,7 @@ class ImbalancedNoisedTopKHinge(_NoisedLoss, _ClassCountLoss):
             scores,
             target,
             self.k,
-            margins_L=self.max_margin * self.relative_margins.to(scores.device),
+            margins_L=self.max_margin * self._relative_margins_for(scores),
             scale=self.scale,
             epsilon=self.epsilon,
             n_samples=self.draws(),
@@ -470,12 +470,22 @@ class ImbalancedNoisedTopKHinge(_NoisedLoss, _ClassCountLoss):
         check_positive("scale", self.scale, dtype)
 
     def of_lead(self, lead_R: Tensor, index_R: Tensor) -> Tensor:
-        margin_R = self.max_margin * self.relative_margins[index_R].to(lead_R.dtype)
+        margin_R = self.max_margin * self._relative_margins_for(lead_R)[index_R].to(lead_R.dtype)
         return self.scale * (margin_R + lead_R).relu()
 
     def _relative_margins(self) -> Tensor:
         """Those of the rarest class are 1. Kept, as a GPU would need nine launches for them at every step."""
         return class_margins(self.class_counts, 1.0)
+
+    def _relative_margins_for(self, scores: Tensor) -> Tensor:
+        if scores.dtype == torch.float64:
+            return margins_for(scores, self.class_counts, 1.0)
+        return self.relative_margins.to(scores.device)
+
+    def _apply(self, *arguments: Any, **options: Any) -> Self:
+        super()._apply(*arguments, **options)  # type: ignore[no-untyped-call]
+        self.relative_margins = self._relative_margins()  # which half() has rounded
+        return self
 
     def _load_from_state_dict(self, *arguments: Any) -> None:
         super()._load_from_state_dict(*arguments)

@@ -29,3 +29,9 @@ def class_margins(class_counts: ClassCounts, max_margin: float) -> Tensor:
     margins = max_margin * (counts.min() / counts) ** 0.25
     # Counts that could not be read (on a GPU, in a graph) were not checked: a bad one makes every margin NaN.
     return margins + (counts.log() * 0).sum()
+
+
+def margins_for(scores: Tensor, class_counts: Tensor, max_margin: float) -> Tensor:
+    """``class_margins`` on the device of the scores; float64 where the scores are, whatever the counts are."""
+    dtype = scores.dtype if scores.dtype == torch.float64 else class_counts.dtype
+    return class_margins(class_counts.to(scores.device, dtype), max_margin)
