@@ -92,7 +92,7 @@ def make_run(
     with run.claim(config, resume=False):
         run.write_json("environment.json", environment("cpu", 1))
         run.write_json("classes.json", {"names": world.names, "train_images": world.train_images})
-        run.restart_metrics(0)
+        run.write_metrics([])
         for epoch in range(config.train.epochs if finished else 2):
             validation = _evaluated(world, config, skill * (epoch + 1) / config.train.epochs, mix_seed(seed, epoch))
             line = {"epoch": epoch, "train_loss": 7.0 / (epoch + 1 + skill), "train_seconds": 2.0 * (epoch + 1)}

@@ -183,7 +183,7 @@ def test_a_run_that_cannot_suggest_says_why(tmp_path: Path, recipe: str, message
 
 EDITED: list[tuple[str, dict[str, object], str]] = [
     ("classes.json", {"names": None}, "classes.json is damaged: names must be a list of strings"),
-    ("classes.json", {"names": ["a"], "train_images": [1]}, "its weights do not fit"),
+    ("classes.json", {"names": ["a"], "train_images": [1]}, "best.safetensors does not fit"),
     ("preprocess.json", {"mean": 0.5}, "preprocess.json is damaged: mean must be a list of 3 numbers, got 0.5"),
     ("preprocess.json", {"std": [1, 1, "1"]}, "preprocess.json is damaged: std must be a list of 3 numbers, got"),
     ("preprocess.json", {"std": [1, 0, 1]}, "preprocess.json is damaged: std must not be 0"),

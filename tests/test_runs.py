@@ -3,7 +3,6 @@
 import json
 import multiprocessing
 import os
-import pickle
 import resource
 from collections.abc import Iterator
 from dataclasses import replace
@@ -206,10 +205,19 @@ class _Evil:
         return os.system, ("echo owned",)
 
 
-def test_a_checkpoint_cannot_run_code(run: RunFolder) -> None:
+def test_a_checkpoint_cannot_run_code_and_the_one_before_it_is_used(
+    run: RunFolder, capfd: pytest.CaptureFixture[str]
+) -> None:
     run.save_checkpoint({"payload": _Evil()}, 1)
-    with pytest.raises(pickle.UnpicklingError):
-        run.load_checkpoint(no_warning)
+    warnings: list[str] = []
+    with pytest.raises(ShortlistError, match=r"000000001-.*\.pt cannot be used") as refused:
+        run.load_checkpoint(warnings.append)
+    assert "weights_only" not in str(refused.value)
+    run.save_checkpoint({"step": 2}, 2)
+    run.save_checkpoint({"payload": _Evil()}, 3)
+    assert run.load_checkpoint(warnings.append) == {"step": 2}
+    assert "000000003" in warnings[-1]
+    assert "owned" not in capfd.readouterr().out
 
 
 def test_damaged_best_weights_are_refused_by_name(run: RunFolder) -> None:
@@ -226,17 +234,14 @@ def test_damaged_best_weights_are_refused_by_name(run: RunFolder) -> None:
         run.load_best()
 
 
-def test_metrics_of_epochs_to_come_are_forgotten_and_half_lines_dropped(run: RunFolder) -> None:
+def test_half_lines_of_metrics_are_dropped(run: RunFolder) -> None:
     for epoch in range(3):
         run.append_metrics({"epoch": epoch})
     with (run.path / "metrics.jsonl").open("a") as file:
         file.write('{"epoch": 3, "val')
     assert [line["epoch"] for line in run.metrics()] == [0, 1, 2]
-    run.restart_metrics(2)
-    assert [json.loads(line) for line in (run.path / "metrics.jsonl").read_text().splitlines()] == [
-        {"epoch": 0},
-        {"epoch": 1},
-    ]
+    run.write_metrics(run.metrics()[:2])
+    assert run.metrics() == [{"epoch": 0}, {"epoch": 1}]
 
 
 def test_wrong_paths_are_explained(tmp_path: Path) -> None:

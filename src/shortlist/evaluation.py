@@ -15,7 +15,7 @@ from shortlist.data.splits import Problem, Split, evaluation_plan
 from shortlist.device import autocast, pick_device
 from shortlist.errors import ShortlistError
 from shortlist.metrics import TopKMetrics, scores_above
-from shortlist.models import build_model
+from shortlist.models import build_model, load_weights
 from shortlist.recorded_data import refuse_other_data
 from shortlist.runs import RunFolder
 
@@ -140,14 +140,9 @@ def evaluate_run(
     problem = load_problem(replace(config.data, root=root or config.data.root))
     refuse_other_data(problem, run)
     model = build_model(replace(config.model, pretrained=False), problem.input_shape, len(problem.classes))
-    try:
-        model.load_state_dict(run.load_best())
-    except RuntimeError:  # it lists every layer
-        size = " x ".join(map(str, problem.input_shape))
-        raise ShortlistError(
-            f"the weights of {run.path} do not fit its network for inputs of {size}: it was trained on others, or one "
-            "of its files is damaged"
-        ) from None
+    size = " x ".join(map(str, problem.input_shape))
+    misfit = f"{run.path}/best.safetensors does not fit the network of config.json for inputs of {size}"
+    load_weights(model, run.load_best(), f"{misfit}: it was trained on other data, or a file of the run is damaged")
     where = pick_device(device)
     batch_size = config.train.eval_batch_size
     ks = ks or config.all_ks

@@ -52,6 +52,14 @@ def build_model(config: ModelConfig, input_shape: tuple[int, ...], num_classes: 
     return Classifier(backbone, num_features, num_classes, cosine=config.head == "cosine")
 
 
+def load_weights(model: nn.Module, weights: Any, misfit: str) -> None:
+    """Give a network its weights; a ``ShortlistError`` with this message if they are another network's."""
+    try:
+        model.load_state_dict(weights)
+    except (AttributeError, RuntimeError, TypeError):  # its message lists every layer
+        raise ShortlistError(misfit) from None
+
+
 def glyphnet(channels: int) -> nn.Sequential:
     """A network small enough to learn on two cores.
 

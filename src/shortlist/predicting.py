@@ -11,7 +11,7 @@ from shortlist.data.class_folders import files_below
 from shortlist.data.image_files import SUFFIXES, evaluation_transform, read_image
 from shortlist.device import autocast, pick_device
 from shortlist.errors import ShortlistError
-from shortlist.models import build_model
+from shortlist.models import build_model, load_weights
 from shortlist.run_records import read_classes, read_preprocess
 from shortlist.runs import RunFolder
 
@@ -41,11 +41,9 @@ class Predictor:
         shape = (self.preprocess.channels, self.preprocess.crop, self.preprocess.crop)
         config = replace(run.config.model, pretrained=False)  # the run's own weights follow
         self.model = build_model(config, shape, len(self.classes)).to(self.device).eval()
-        try:
-            self.model.load_state_dict(weights)
-        except RuntimeError:  # it lists every layer
-            files = "config.json, classes.json and preprocess.json"
-            raise ShortlistError(f"{run.path} is damaged: its weights do not fit the network of its {files}") from None
+        files = "config.json, classes.json and preprocess.json beside it"
+        misfit = f"{run.path}/best.safetensors does not fit the network of {files}: one of the files is damaged"
+        load_weights(self.model, weights, misfit)
 
     @torch.inference_mode()
     def suggest(

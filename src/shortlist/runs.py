@@ -17,11 +17,12 @@ final.json         the result, written last: its presence means that the run has
 import hashlib
 import io
 import json
+import math
 import os
 import platform
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import fields
 from datetime import UTC, datetime
@@ -161,9 +162,9 @@ class RunFolder:
         lines = []
         with suppress(FileNotFoundError):
             for line in (self.path / "metrics.jsonl").read_text(encoding="utf-8", errors="replace").splitlines():
-                with suppress(ValueError):
+                with suppress(ValueError, RecursionError):
                     lines.append(json.loads(line))
-        return [line for line in lines if isinstance(line, dict) and "epoch" in line]
+        return [line for line in lines if is_metrics_line(line)]
 
     def damaged_metrics(self) -> ShortlistError:
         """To be raised where a line is missing."""
@@ -182,10 +183,10 @@ class RunFolder:
         except (KeyError, TypeError):
             raise ShortlistError(f"{self.path / 'metrics.jsonl'} is damaged") from None
 
-    def restart_metrics(self, first_epoch: int) -> None:
-        """Forget epochs that will be run again."""
-        kept = [json.dumps(line) + "\n" for line in self.metrics() if line["epoch"] < first_epoch]
-        write_file(self.path / "metrics.jsonl", "".join(kept).encode())
+    def write_metrics(self, lines: Sequence[dict[str, Any]]) -> None:
+        """Replace ``metrics.jsonl``: epochs that will be run again must not stay in it."""
+        text = "".join(json.dumps(line, allow_nan=False) + "\n" for line in lines)
+        write_file(self.path / "metrics.jsonl", text.encode())
 
     def commits(self) -> list[str]:
         """The program's commits, shortened, of all processes that trained it; none where it was no checkout."""
@@ -224,14 +225,40 @@ class RunFolder:
         for old in {*there} - {*kept}:
             old.unlink()
 
-    def load_checkpoint(self, warn: Callable[[str], None]) -> dict[str, Any] | None:
-        """The newest undamaged training state; code in a checkpoint is never run."""
+    @property
+    def has_checkpoints(self) -> bool:
+        return any((self.path / "checkpoints").glob("*.pt"))
+
+    def load_checkpoint(
+        self, warn: Callable[[str], None], use: Callable[[dict[str, Any]], object] = lambda state: None
+    ) -> dict[str, Any] | None:
+        """The newest training state that can be used, or None if there is none. Code in a checkpoint is never run.
+
+        Args:
+            warn: Is told of each checkpoint that is passed over, and why.
+            use: Takes a state, and raises a ``ShortlistError`` if it cannot. The next older one is then tried.
+
+        Raises:
+            ShortlistError: A checkpoint is whole, but neither it nor an older one can be used. Training from the start
+                would delete it.
+        """
+        refused = ""
         for path in sorted((self.path / "checkpoints").glob("*.pt"), reverse=True):
-            content = path.read_bytes()
-            if _digest(content) == path.stem.rpartition("-")[2]:
-                state: dict[str, Any] = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
+            content = b""
+            with suppress(FileNotFoundError):  # deleted by the process that trains the run
+                content = path.read_bytes() if path.is_file() else b""
+            if _digest(content) != path.stem.rpartition("-")[2]:
+                warn(f"{path} is damaged (its checksum does not match) and is left out")
+                continue
+            try:
+                state = _unpickled(content)
+                use(state)
                 return state
-            warn(f"{path} is damaged (its checksum does not match) and is left out")
+            except ShortlistError as error:
+                refused = refused or f"{path} cannot be used: {error}"
+                warn(f"{path} cannot be used and is left out: {error}")
+        if refused:
+            raise ShortlistError(f"{refused}. No older checkpoint can be used either: train anew in another folder")
         return None
 
     def save_best(self, content: bytes) -> None:
@@ -285,6 +312,14 @@ def find_runs(paths: list[Path]) -> list[RunFolder]:
     return list({run.path.resolve(): run for run in found}.values())
 
 
+def is_metrics_line(line: Any) -> bool:
+    """True for what training writes of an epoch: its number, and finite numbers or None by name."""
+    if not isinstance(line, dict) or type(line.get("epoch")) is not int or line["epoch"] < 0:
+        return False
+    numbers = [value for value in line.values() if value is not None]
+    return all(type(value) in (int, float) and math.isfinite(value) for value in numbers)
+
+
 def as_safetensors(weights: dict[str, Tensor]) -> bytes:
     return safetensors.torch.save({name: tensor.contiguous().cpu() for name, tensor in weights.items()})
 
@@ -292,6 +327,16 @@ def as_safetensors(weights: dict[str, Tensor]) -> bytes:
 def file_digest(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _unpickled(content: bytes) -> dict[str, Any]:
+    try:
+        state = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
+    except Exception:  # a pickle can fail in every way there is; torch's own message advises to run its code
+        raise ShortlistError("it is not a training state that can be read without running code") from None
+    if not isinstance(state, dict):
+        raise ShortlistError(f"it must hold a training state, got {type(state).__name__}")
+    return state
 
 
 def _digest(content: bytes | memoryview) -> str:

@@ -34,11 +34,11 @@ from shortlist.data.splits import Problem, evaluation_plan, fewest_images, train
 from shortlist.data.tensors import TensorSplit
 from shortlist.errors import ShortlistError
 from shortlist.evaluation import Evaluation, evaluate
-from shortlist.models import build_model
+from shortlist.models import build_model, load_weights
 from shortlist.pictures import save_pictures
 from shortlist.progress import TrainingProgress
 from shortlist.recorded_data import refuse_other_data, refuse_other_training_images
-from shortlist.runs import RunFolder, as_safetensors, default_folder, environment, file_digest
+from shortlist.runs import RunFolder, as_safetensors, default_folder, environment, file_digest, is_metrics_line
 from shortlist.schedule import learning_rate
 from shortlist.seeds import mix_seed
 from shortlist.stopping import StopRequests, stop_requests
@@ -81,6 +81,8 @@ class Position:
     """Checksum of the file of the best weights."""
     skipped: list[str] = field(default_factory=list)
     """Images that could not be read, on any rank, when the checkpoint was written."""
+    lines: list[dict[str, Any]] = field(default_factory=list)
+    """Those of ``metrics.jsonl``. The result is taken from here, where a checksum guards it; the file has none."""
 
 
 def train(config: RunConfig, *, folder: Path | None = None, resume: bool = False, quiet: bool = False) -> RunFolder:
@@ -224,16 +226,11 @@ class Trainer:
         self.fabric.barrier()  # nobody reads the result before it is there
 
     def _begin_or_resume(self) -> None:
-        state = self.folder.load_checkpoint(self.progress.say)
-        if state is not None:
+        if self.folder.has_checkpoints:
             refuse_other_data(self.problem, self.folder)
             refuse_other_training_images(self.problem, self.folder)
-            self.plain_model.load_state_dict(state["model"])
-            for saved, ours in zip(state["optimizer"]["param_groups"], self.optimizer.param_groups, strict=True):
-                saved["fused"] = ours["fused"]  # not what is computed but how, here and now
-            self.optimizer.load_state_dict(state["optimizer"])
-            self.fabric.strategy.precision.load_state_dict(state["precision"])
-            self.at = Position(**state["position"])
+        if self.folder.load_checkpoint(self.progress.say, self._restore) is not None:
+            self.at.lines = _lines(self.folder, self.at)
             self.at.loss_sum /= self.fabric.world_size  # an equal share each: what counts is their sum
             self.at.images /= self.fabric.world_size
             done = self.at.epoch == self.config.train.epochs
@@ -242,8 +239,6 @@ class Trainer:
         self.progress.say(_found(self.problem))
         if not self.writes:
             return
-        if self.at.epoch > 0:
-            self._best_line()  # which the result will need: if it is lost, better said now than after all epochs
         if self.at.best_digest and not self.folder.restore_best(self.at.best_digest):
             if self.at.step > 0 or self.at.best_epoch < self.at.epoch - 1:
                 raise ShortlistError(
@@ -258,10 +253,25 @@ class Trainer:
         self.folder.write_json("facts.json", self.problem.facts)
         if self.problem.preprocess is not None:
             self.folder.write_json("preprocess.json", asdict(self.problem.preprocess))
-        self.folder.restart_metrics(self.at.epoch)
+        self.folder.write_metrics(self.at.lines)
         # Events of epochs that will be run again are hidden from what was written before.
         with explained(self.folder.path / _EVENTS):
             self.events = SummaryWriter(str(self.folder.path / _EVENTS), purge_step=self.at.epoch)
+
+    def _restore(self, state: dict[str, Any]) -> None:
+        """Take over a training state, or raise a ``ShortlistError`` that says what is wrong with it."""
+        if missing := {"model", "optimizer", "precision", "position"} - state.keys():
+            raise ShortlistError(f"it has no {min(missing)}")
+        at = read_position(state, self.config)
+        if at.step > self.steps:
+            raise ShortlistError(f"its position is step {at.step} of an epoch of {self.steps}")
+        load_weights(self.plain_model, state["model"], "its weights do not fit the network")
+        try:
+            self.optimizer.load_state_dict(_optimizer_state(state["optimizer"], self.optimizer))
+            self.fabric.strategy.precision.load_state_dict(state["precision"])
+        except (AttributeError, LookupError, RuntimeError, TypeError, ValueError):
+            raise ShortlistError("what its optimizer has gathered does not fit the network") from None
+        self.at = at
 
     def _plan(self, epoch: int) -> list[list[Tensor]]:
         train = self.config.train
@@ -387,9 +397,10 @@ class Trainer:
         train_loss = self._sum_over_ranks(self.at.loss_sum) / images
         rate = len(self.problem.train) * (self.at.epoch + 1) / self.at.seconds
         best = self._note_if_best(value, metrics)
+        line = {"epoch": self.at.epoch, "train_loss": train_loss, "lr": self.optimizer.param_groups[0]["lr"]}
+        line |= {"train_seconds": self.at.seconds} | {f"val_{name}": each for name, each in metrics.items()}
+        self.at.lines.append(line)
         if self.writes:
-            line = {"epoch": self.at.epoch, "train_loss": train_loss, "lr": self.optimizer.param_groups[0]["lr"]}
-            line |= {"train_seconds": self.at.seconds} | {f"val_{name}": each for name, each in metrics.items()}
             self.folder.append_metrics(line)
             self._write_events(line)
             self.progress.epoch(self.at.epoch, train_loss, self.config.select_metric, value, rate, best)
@@ -470,12 +481,6 @@ class Trainer:
                 self.folder.save_best(weights)
         self.fabric.barrier()
 
-    def _best_line(self) -> dict[str, Any]:
-        for line in self.folder.metrics():
-            if line["epoch"] == self.at.best_epoch:
-                return line
-        raise self.folder.damaged_metrics()
-
     def _write_events(self, line: dict[str, Any]) -> None:
         assert self.events is not None
         with explained(self.folder.path / _EVENTS):
@@ -485,7 +490,8 @@ class Trainer:
             self.events.flush()
 
     def _write_result(self) -> None:
-        self.plain_model.load_state_dict(self.folder.load_best())
+        misfit = f"{self.folder.path}/best.safetensors does not fit the network of the run: it is damaged"
+        load_weights(self.plain_model, self.folder.load_best(), misfit)
         test = self._evaluate("test")
         skipped = self._skipped()
         if test.undecided:
@@ -494,7 +500,7 @@ class Trainer:
             self.progress.say(f"left out, as they could not be read: {len(skipped)}: {some_of(skipped)}")
         if not self.writes:
             return
-        best_line = self._best_line()
+        best_line = next(line for line in self.at.lines if line["epoch"] == self.at.best_epoch)
         write_file(self.folder.path / "test_predictions.safetensors", safetensors.torch.save(test.predictions))
         save_pictures(self.folder.path, self.problem.test, test.labels, test.suggestions)
         write_file(self.folder.path / "test_per_class.csv", test.per_class_csv(self.problem).encode())
@@ -511,6 +517,57 @@ class Trainer:
                 "best_sha256": file_digest(self.folder.path / "best.safetensors"),
             },
         )
+
+
+def read_position(state: dict[str, Any], config: RunConfig) -> Position:
+    """The position in a training state; a ``ShortlistError`` if no run with this configuration can be there."""
+    try:
+        at = Position(**state["position"])
+        whole, numbers = (at.epoch, at.step, at.best_epoch), (at.loss_sum, at.images, at.seconds, at.best_value)
+        possible = (
+            all(type(number) is int for number in whole)
+            and all(math.isfinite(number) for number in (*numbers, *at.best_at_smaller_ks))
+            and 0 <= at.epoch <= config.train.epochs
+            and -1 <= at.best_epoch < max(1, at.epoch)
+            and min(at.step, at.images, at.seconds) >= 0
+            and isinstance(at.best_digest, str)
+            and all(isinstance(file, str) for file in at.skipped)
+            and all(is_metrics_line(line) for line in at.lines)
+            and [line["epoch"] for line in at.lines] in ([], list(range(at.epoch)))  # none in older checkpoints
+        )
+    except (KeyError, TypeError):
+        possible = False
+    if not possible:
+        raise ShortlistError(f"its position is none of a run of {config.train.epochs} epochs")
+    return at
+
+
+def epochs_done(run: RunFolder, config: RunConfig, warn: Callable[[str], None]) -> list[dict[str, Any]]:
+    """The metrics of the epochs that a run has done: of its checkpoint, or without one of its file."""
+    state = run.load_checkpoint(warn, lambda state: read_position(state, config))
+    return run.metrics() if state is None else _lines(run, read_position(state, config))
+
+
+def _lines(run: RunFolder, at: Position) -> list[dict[str, Any]]:
+    """The metrics of the epochs done; for a checkpoint of an older version they are in the file alone."""
+    if at.lines or at.epoch == 0:
+        return at.lines
+    lines = [line for line in run.metrics() if line["epoch"] < at.epoch]
+    if at.best_epoch not in {line["epoch"] for line in lines}:
+        raise run.damaged_metrics()
+    return lines
+
+
+def _optimizer_state(saved: Any, optimizer: Optimizer) -> dict[str, Any]:
+    """What the optimizer has gathered, with the settings of here and now; it does not check shapes by itself."""
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    names = {"step", "exp_avg", "exp_avg_sq"} if isinstance(optimizer, AdamW) else {"momentum_buffer"}
+    for index, gathered in saved["state"].items():
+        for name in names if gathered else ():
+            value, shape = gathered[name], torch.Size() if name == "step" else parameters[index].shape
+            if value is not None and value.shape != shape:
+                raise ValueError(name)
+    return {"state": saved["state"], "param_groups": optimizer.state_dict()["param_groups"]}
 
 
 def _found(problem: Problem) -> str:

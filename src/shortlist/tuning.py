@@ -47,7 +47,7 @@ from shortlist.runs import InUseError, RunFolder, default_folder
 from shortlist.search_space import Axis, Grid, Range, Settings, grid_points, search_axes
 from shortlist.seeds import mix_seed
 from shortlist.study_storage import open_storage, storage_explained
-from shortlist.training import DivergedError, Interrupted, Trainer, make_fabric
+from shortlist.training import DivergedError, Interrupted, Trainer, epochs_done, make_fabric
 from shortlist.whole_files import locked, write_file
 
 # Names of what a trial notes in the storage beside its parameters, and of what the study notes.
@@ -308,19 +308,19 @@ class _Search:
     def _best_value(self, trial: Trial, config: RunConfig, run: RunFolder) -> float:
         epochs, values = config.train.epochs, list[float]()
 
-        def report_new_epochs() -> None:
-            for line in run.metrics()[len(values) :]:
-                try:
-                    values.append(line[f"val_{config.select_metric}"])
-                except (KeyError, TypeError):
-                    raise run.damaged_metrics() from None
+        def report_new_epochs(lines: Sequence[Mapping[str, Any]]) -> None:
+            for line in lines[len(values) :]:
+                value = line.get(f"val_{config.select_metric}")
+                if value is None:
+                    raise run.damaged_metrics()
+                values.append(value)
                 trial.report(values[-1], line["epoch"])
                 self._say(f"trial {trial.number}: epoch {len(values)}/{epochs}  {100 * values[-1]:.2f}%")
             trial.set_user_attr(_HEARD, time.time())
             if 0 < len(values) < epochs and trial.should_prune():
                 raise TrialPruned(f"pruned after epoch {len(values)}")
 
-        report_new_epochs()  # of a run that was begun, or even finished, before
+        report_new_epochs(epochs_done(run, config, self._say))  # of a run that was begun, or even finished, before
         if len(values) == epochs:
             problem = load_problem(config.data)  # what was measured on other data must not be compared
             refuse_other_data(problem, run)
@@ -328,7 +328,7 @@ class _Search:
         else:
             if torch.cuda.is_available():
                 gc.collect()  # the trainer before this one holds itself in a circle, and GPU memory with it
-            trainer = self._trainer(config, run, report_new_epochs)
+            trainer = self._trainer(config, run, lambda: report_new_epochs(trainer.at.lines))
             problem = trainer.problem
             self._refuse_other_images(problem)
             try:
