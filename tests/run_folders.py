@@ -14,7 +14,6 @@ from shortlist.evaluation import Evaluation, evaluate
 from shortlist.pictures import save_pictures
 from shortlist.runs import RunFolder, environment
 from shortlist.seeds import mix_seed
-from shortlist.whole_files import write_file
 
 _LOOK_ALIKES = 3
 
@@ -104,9 +103,9 @@ def make_run(
 
 def _finish(run: RunFolder, config: RunConfig, world: World, skill: float) -> None:
     test, problem = _evaluated(world, config, skill, mix_seed(config.seed))
-    save_pictures(run.path, problem.test, test.labels, test.suggestions)
-    write_file(run.path / "test_predictions.safetensors", safetensors.torch.save(test.predictions))
-    write_file(run.path / "test_per_class.csv", test.per_class_csv(problem).encode())
+    save_pictures(run, problem.test, test.labels, test.suggestions)
+    run.write_file("test_predictions.safetensors", safetensors.torch.save(test.predictions))
+    run.write_file("test_per_class.csv", test.per_class_csv(problem).encode())
     run.write_json(
         "final.json",
         {

@@ -8,6 +8,7 @@ from PIL import Image
 from torch import Tensor
 
 from shortlist.pictures import confused_pairs, example_images, save_pictures
+from shortlist.runs import RunFolder
 from tests.run_folders import ScoredSplit, one_colour
 
 LABELS = torch.arange(40).repeat(5)
@@ -27,7 +28,7 @@ def _saved(folder: Path) -> set[int]:
 
 def _save(folder: Path, labels: Tensor, suggestions: Tensor) -> set[int]:
     folder.mkdir()
-    save_pictures(folder, ScoredSplit(suggestions, labels), labels, suggestions)
+    save_pictures(RunFolder(folder), ScoredSplit(suggestions, labels), labels, suggestions)
     return _saved(folder)
 
 
@@ -85,7 +86,7 @@ def test_pictures_are_small_and_look_like_the_image(tmp_path: Path) -> None:
         def thumbnail(self, index: int) -> Tensor:
             return one_colour(5).repeat(1, 3, 10)
 
-    save_pictures(tmp_path, Wide(torch.zeros(1), torch.tensor([5])), torch.tensor([5]), torch.tensor([[5]]))
+    save_pictures(RunFolder(tmp_path), Wide(torch.zeros(1), torch.tensor([5])), torch.tensor([5]), torch.tensor([[5]]))
     with Image.open(tmp_path / "pictures" / "0.png") as picture:
         assert picture.size == (96, 38)
         assert picture.getpixel((0, 0)) == tuple(one_colour(5)[:, 0, 0].tolist())
@@ -96,12 +97,12 @@ def test_grey_images_stay_grey(tmp_path: Path) -> None:
         def thumbnail(self, index: int) -> Tensor:
             return torch.full((1, 28, 28), 77, dtype=torch.uint8)
 
-    save_pictures(tmp_path, Grey(torch.zeros(1), torch.tensor([5])), torch.tensor([5]), torch.tensor([[5]]))
+    save_pictures(RunFolder(tmp_path), Grey(torch.zeros(1), torch.tensor([5])), torch.tensor([5]), torch.tensor([[5]]))
     with Image.open(tmp_path / "pictures" / "0.png") as picture:
         assert (picture.mode, picture.size, picture.getpixel((3, 3))) == ("L", (28, 28), 77)
 
 
 def test_what_is_no_picture_saves_nothing(tmp_path: Path) -> None:
     suggestions = _suggestions(LABELS, 0)
-    save_pictures(tmp_path, ScoredSplit(suggestions, LABELS, picture=None), LABELS, suggestions)
+    save_pictures(RunFolder(tmp_path), ScoredSplit(suggestions, LABELS, picture=None), LABELS, suggestions)
     assert list(tmp_path.iterdir()) == []

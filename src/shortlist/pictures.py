@@ -1,15 +1,14 @@
 """Which test images a report will want to show, saved with the run while the data is still at hand."""
 
 import io
-from pathlib import Path
 
 import torch
 from PIL import Image
 from torch import Tensor
 
 from shortlist.data.splits import Split
+from shortlist.runs import RunFolder
 from shortlist.seeds import uniform_for
-from shortlist.whole_files import write_file
 
 FOLDER = "pictures"
 _EXAMPLES = 24
@@ -18,11 +17,11 @@ _LONGEST_SIDE = 96
 _SEED = 2022  # never the run's own: all runs on the same data must show the same examples
 
 
-def save_pictures(folder: Path, split: Split, labels: Tensor, suggestions: Tensor) -> None:
+def save_pictures(run: RunFolder, split: Split, labels: Tensor, suggestions: Tensor) -> None:
     """Save examples, and one image of each class of the most confused pairs, as ``pictures/<index>.png``.
 
     Args:
-        folder: The run's folder.
+        run: The run that they are of.
         split: The test images; nothing is saved if they are no pictures.
         labels: ``(N,)`` label of each image, -1 for one that could not be read.
         suggestions: ``(N, S)`` suggested classes of each image, the best first.
@@ -35,7 +34,7 @@ def save_pictures(folder: Path, split: Split, labels: Tensor, suggestions: Tenso
         picture = split.thumbnail(index)
         if picture is None:
             return
-        write_file(folder / FOLDER / f"{index}.png", _png(picture))
+        run.write_file(f"{FOLDER}/{index}.png", _png(picture))
 
 
 def example_images(labels: Tensor, count: int = _EXAMPLES) -> list[int]:

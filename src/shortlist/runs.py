@@ -38,10 +38,13 @@ from torch import Tensor
 
 from shortlist.config import RunConfig, differences, from_dict, to_dict
 from shortlist.errors import ShortlistError
-from shortlist.whole_files import WRITING, explained, locked, write_file
+from shortlist.whole_files import WRITING, explained, locked, refuse_links, write_file
 
 _CHECKPOINTS_KEPT = 2
 _BEST = "best.safetensors"
+_BEST_BEFORE = f"checkpoints/{_BEST}"
+_EVENTS = "tensorboard"
+_AGAIN = " (shortlist train with --resume)"
 
 
 class InUseError(ShortlistError):
@@ -56,7 +59,7 @@ class RunFolder:
     """One run on disk.
 
     Writers call ``claim`` first; readers need only a path. Every file but ``metrics.jsonl`` and the events appears
-    whole or not at all.
+    whole or not at all. The folder may be a stranger's: nothing is written, renamed or deleted through links in it.
     """
 
     def __init__(self, path: Path | str) -> None:
@@ -93,8 +96,10 @@ class RunFolder:
             self.path.mkdir(parents=True, exist_ok=True)
         with self._lock():
             self._check_claim(config, resume=resume)
+            self._refuse_links()
             for leftover in self.path.rglob(f"{WRITING}*"):  # of a writer that was killed
-                leftover.unlink()
+                if leftover.is_file():
+                    leftover.unlink()
             if not self._begun:  # one that goes on stays the run that it is, wherever its data is now
                 (self.path / "environment.json").unlink(missing_ok=True)
                 self.write_json("config.json", to_dict(config))
@@ -104,6 +109,28 @@ class RunFolder:
     def _begun(self) -> bool:
         """Whether there is anything in it that took training: without, it may begin again, and otherwise."""
         return any((self.path / name).exists() for name in ("checkpoints", "best.safetensors", "final.json"))
+
+    def _refuse_links(self) -> None:
+        """Now, and not when a file is about to be written, which may be after all the training."""
+        for folder, folders, files in os.walk(self.path):
+            for name in (*folders, *files):
+                refuse_links(self.path, Path(folder, name))
+
+    def _own(self, name: str) -> Path:
+        """The path of a file that is about to be written, renamed or deleted."""
+        path = self.path / name
+        refuse_links(self.path, path)
+        if path.exists() and not path.is_file():
+            raise ShortlistError(f"{path} must be a regular file, to be written anew: delete it")
+        return path
+
+    @contextmanager
+    def writing_events(self) -> Iterator[Path]:
+        """The folder of TensorBoard's events, for a block that writes there; what goes wrong is explained."""
+        path = self.path / _EVENTS
+        refuse_links(self.path, path)
+        with explained(path, _AGAIN):
+            yield path
 
     @contextmanager
     def _lock(self) -> Iterator[None]:
@@ -145,23 +172,31 @@ class RunFolder:
         return isinstance(settings, dict) and settings.keys() >= {field.name for field in fields(RunConfig)}
 
     def read_json(self, name: str) -> Any:
+        path = self.path / name
+        if path.exists() and not path.is_file():  # a pipe would be waited for
+            raise ShortlistError(f"{path} is damaged: it is no regular file")
         try:
-            return json.loads((self.path / name).read_text(encoding="utf-8"))
+            return json.loads(path.read_text(encoding="utf-8"))
         except FileNotFoundError:
             raise ShortlistError(f"{self.path} has no {name}") from None
         except ValueError as wrong:
-            raise ShortlistError(f"{self.path / name} is damaged: {wrong}") from None
+            raise ShortlistError(f"{path} is damaged: {wrong}") from None
 
     def write_json(self, name: str, content: Any) -> None:
         text = json.dumps(content, indent=1, allow_nan=False, ensure_ascii=False) + "\n"
         # Names of files may hold bytes that are no text: Python has them as halves of surrogates, JSON as escapes.
-        write_file(self.path / name, text.encode(errors="backslashreplace"))
+        self.write_file(name, text.encode(errors="backslashreplace"))
+
+    def write_file(self, name: str, content: bytes | memoryview) -> None:
+        """Write a file of the run, whole or not at all."""
+        write_file(self._own(name), content, _AGAIN)
 
     def metrics(self) -> list[dict[str, Any]]:
         """The lines of ``metrics.jsonl``; one that a crash cut short, or that tells of no epoch, is left out."""
         lines = []
-        with suppress(FileNotFoundError):
-            for line in (self.path / "metrics.jsonl").read_text(encoding="utf-8", errors="replace").splitlines():
+        path = self.path / "metrics.jsonl"
+        if path.is_file():
+            for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
                 with suppress(ValueError, RecursionError):
                     lines.append(json.loads(line))
         return [line for line in lines if is_metrics_line(line)]
@@ -186,7 +221,7 @@ class RunFolder:
     def write_metrics(self, lines: Sequence[dict[str, Any]]) -> None:
         """Replace ``metrics.jsonl``: epochs that will be run again must not stay in it."""
         text = "".join(json.dumps(line, allow_nan=False) + "\n" for line in lines)
-        write_file(self.path / "metrics.jsonl", text.encode())
+        self.write_file("metrics.jsonl", text.encode())
 
     def commits(self) -> list[str]:
         """The program's commits, shortened, of all processes that trained it; none where it was no checkout."""
@@ -207,7 +242,8 @@ class RunFolder:
         self.write_json("environment.json", here)
 
     def append_metrics(self, line: dict[str, Any]) -> None:
-        with explained(self.path / "metrics.jsonl"), (self.path / "metrics.jsonl").open("a", encoding="utf-8") as file:
+        path = self._own("metrics.jsonl")
+        with explained(path, _AGAIN), path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(line, allow_nan=False) + "\n")
             file.flush()
             os.fsync(file.fileno())
@@ -217,9 +253,10 @@ class RunFolder:
         buffer = io.BytesIO()
         torch.save(state, buffer)
         content = buffer.getbuffer()
-        path = self.path / "checkpoints" / f"{step:09d}-{_digest(content)}.pt"
-        write_file(path, content)
-        there = sorted(path.parent.glob("*.pt"))
+        name = f"checkpoints/{step:09d}-{_digest(content)}.pt"
+        self.write_file(name, content)
+        path = self.path / name
+        there = sorted(each for each in path.parent.glob("*.pt") if each.is_file())
         # Those of later steps are damaged, or training would have gone on from there.
         kept = [each for each in there if each <= path][-_CHECKPOINTS_KEPT:]
         for old in {*there} - {*kept}:
@@ -263,24 +300,20 @@ class RunFolder:
 
     def save_best(self, content: bytes) -> None:
         """Keep these weights (``as_safetensors``), and those before in case the checkpoint that names these is lost."""
-        best = self.path / _BEST
+        best, before = self._own(_BEST), self._own(_BEST_BEFORE)
         if best.is_file():
-            self._best_before.parent.mkdir(exist_ok=True)
-            best.replace(self._best_before)
-        write_file(best, content)
+            before.parent.mkdir(exist_ok=True)
+            best.replace(before)
+        self.write_file(_BEST, content)
 
     def restore_best(self, digest: str) -> bool:
         """Have the weights of this checksum as the best, if need be those before the last; whether they are there."""
-        best = self.path / _BEST
-        for path in (best, self._best_before):
+        best = self._own(_BEST)
+        for path in (best, self._own(_BEST_BEFORE)):
             if path.is_file() and file_digest(path) == digest:
                 path.replace(best)
                 return True
         return False
-
-    @property
-    def _best_before(self) -> Path:
-        return self.path / "checkpoints" / _BEST
 
     def load_best(self) -> dict[str, Tensor]:
         path = self.path / _BEST

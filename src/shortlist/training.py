@@ -42,14 +42,12 @@ from shortlist.runs import RunFolder, as_safetensors, default_folder, environmen
 from shortlist.schedule import learning_rate
 from shortlist.seeds import mix_seed
 from shortlist.stopping import StopRequests, stop_requests
-from shortlist.whole_files import explained, write_file
 from shortlist.wording import some_of
 
 # What the seeds are for, so that no two uses share one.
 _INIT, _ORDER, _AUGMENT, _NOISE = range(4)
 # Steps between looks at the loss: each makes a GPU wait.
 _LOOK_EVERY = 50
-_EVENTS = "tensorboard"
 
 
 class Interrupted(KeyboardInterrupt):
@@ -215,7 +213,7 @@ class Trainer:
                 self.stop_asked = stop.asked
         finally:
             if self.events is not None:
-                with explained(self.folder.path / _EVENTS):
+                with self.folder.writing_events():
                     self.events.close()
 
     def test(self) -> None:
@@ -255,8 +253,8 @@ class Trainer:
             self.folder.write_json("preprocess.json", asdict(self.problem.preprocess))
         self.folder.write_metrics(self.at.lines)
         # Events of epochs that will be run again are hidden from what was written before.
-        with explained(self.folder.path / _EVENTS):
-            self.events = SummaryWriter(str(self.folder.path / _EVENTS), purge_step=self.at.epoch)
+        with self.folder.writing_events() as path:
+            self.events = SummaryWriter(str(path), purge_step=self.at.epoch)
 
     def _restore(self, state: dict[str, Any]) -> None:
         """Take over a training state, or raise a ``ShortlistError`` that says what is wrong with it."""
@@ -483,7 +481,7 @@ class Trainer:
 
     def _write_events(self, line: dict[str, Any]) -> None:
         assert self.events is not None
-        with explained(self.folder.path / _EVENTS):
+        with self.folder.writing_events():
             for name, value in line.items():
                 if name != "epoch" and value is not None:
                     self.events.add_scalar(name, value, line["epoch"])
@@ -501,9 +499,9 @@ class Trainer:
         if not self.writes:
             return
         best_line = next(line for line in self.at.lines if line["epoch"] == self.at.best_epoch)
-        write_file(self.folder.path / "test_predictions.safetensors", safetensors.torch.save(test.predictions))
-        save_pictures(self.folder.path, self.problem.test, test.labels, test.suggestions)
-        write_file(self.folder.path / "test_per_class.csv", test.per_class_csv(self.problem).encode())
+        self.folder.write_file("test_predictions.safetensors", safetensors.torch.save(test.predictions))
+        save_pictures(self.folder, self.problem.test, test.labels, test.suggestions)
+        self.folder.write_file("test_per_class.csv", test.per_class_csv(self.problem).encode())
         self.folder.write_json(
             "final.json",
             {

@@ -48,7 +48,7 @@ from shortlist.search_space import Axis, Grid, Range, Settings, grid_points, sea
 from shortlist.seeds import mix_seed
 from shortlist.study_storage import open_storage, storage_explained
 from shortlist.training import DivergedError, Interrupted, Trainer, epochs_done, make_fabric
-from shortlist.whole_files import locked, write_file
+from shortlist.whole_files import locked, refuse_links, write_file
 
 # Names of what a trial notes in the storage beside its parameters, and of what the study notes.
 _SETTINGS, _WORKER, _HEARD, _FOLDER, _NOTE = "settings", "worker", "heard", "folder", "note"
@@ -181,6 +181,8 @@ def tune(
     folder = Path("runs", "tune", config.recipe)
     name = _study_name(config, axes)
     optuna.logging.set_verbosity(optuna.logging.WARNING)
+    for own in ("workers", *([] if storage else ["studies.journal"]), *([] if csv_path else [f"{name}.csv"])):
+        refuse_links(folder, folder / own)
     study = _open_study(name, storage, folder, _SeededByTrial(config.seed), _pruner(config, prune))
     say(f"study {name}: {_described(axes)}, by {config.select_metric} on the validation images")
     with storage_explained(storage or str(folder), StorageInternalError), _at_work(folder / "workers") as worker:
