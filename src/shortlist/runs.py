@@ -38,6 +38,7 @@ from torch import Tensor
 
 from shortlist.config import RunConfig, differences, from_dict, to_dict
 from shortlist.errors import ShortlistError
+from shortlist.program.text import hide_passwords_of_word
 from shortlist.whole_files import WRITING, explained, locked, refuse_links, write_file
 
 _CHECKPOINTS_KEPT = 2
@@ -389,7 +390,7 @@ def environment(device_name: str, world_size: int) -> dict[str, Any]:
         "device": device_name,
         "world_size": world_size,
         "platform": platform.platform(),
-        "command": sys.argv,
+        "command": [hide_passwords_of_word(word) for word in sys.argv],
         **_commit(),
     }
 

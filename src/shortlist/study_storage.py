@@ -8,10 +8,11 @@ from typing import Any
 
 from optuna.storages import BaseStorage, JournalStorage, RDBStorage
 from optuna.storages.journal import JournalFileBackend, JournalFileSymlinkLock
-from sqlalchemy import event
+from sqlalchemy import event, make_url
 from sqlalchemy.exc import DBAPIError
 
 from shortlist.errors import ShortlistError
+from shortlist.program.text import hide_passwords, hide_passwords_of_word
 
 # Bytes of a journal's line, and more.
 _LONGEST_LINE = 1 << 20
@@ -19,17 +20,24 @@ _LONGEST_LINE = 1 << 20
 
 @contextmanager
 def storage_explained(storage: str, *kinds: type[Exception]) -> Iterator[None]:
-    """What these exceptions say, in a line, of a storage that was damaged, deleted or forbidden."""
+    """What these exceptions say, in a line, of a storage that was damaged, deleted or forbidden.
+
+    Without its password, and not ``from`` these exceptions: their own messages may hold it.
+    """
     try:
         yield
-    except kinds as wrong:
-        reason = str(wrong.__cause__ or wrong).partition("\n")[0]
-        raise ShortlistError(f"the storage {storage} cannot be used: {reason}") from wrong
-    except OSError as wrong:
-        if wrong.filename is not None:
+    except kinds as error:
+        raise _unusable(storage, str(error.__cause__ or error).partition("\n")[0]) from None
+    except OSError as error:
+        if error.filename is not None:
             raise
         # All files of ours have names: it is Optuna's journal that has none, on a disk that is full.
-        raise ShortlistError(f"the storage {storage} cannot be used: {wrong.strerror}") from wrong
+        raise _unusable(storage, str(error.strerror)) from None
+
+
+def _unusable(storage: str, reason: str) -> ShortlistError:
+    where = hide_passwords_of_word(storage)
+    return ShortlistError(f"the storage {where} cannot be used: {hide_passwords(reason, url=storage)}")
 
 
 def open_storage(storage: str, default: Path) -> BaseStorage:
@@ -71,6 +79,8 @@ class _Journal(JournalFileBackend):
 def _open_database(url: str) -> BaseStorage:
     if not url.startswith("sqlite"):
         return _with_tables(url, {})
+    if make_url(url).database in (None, "", ":memory:"):
+        raise ShortlistError("it names no file, as sqlite:///study.db does")
     storage = _with_tables(url, {"connect_args": {"timeout": 60}})
     # SQLite would lock at the first write of a transaction only: two processes could both read that a trial waits, and
     # both take it.

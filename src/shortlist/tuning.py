@@ -185,7 +185,8 @@ def tune(
         refuse_links(folder, folder / own)
     study = _open_study(name, storage, folder, _SeededByTrial(config.seed), _pruner(config, prune))
     say(f"study {name}: {_described(axes)}, by {config.select_metric} on the validation images")
-    with storage_explained(storage or str(folder), StorageInternalError), _at_work(folder / "workers") as worker:
+    failures = (StorageInternalError, SQLAlchemyError)
+    with storage_explained(storage or str(folder), *failures), _at_work(folder / "workers") as worker:
         part = _Search(study, config, axes, trials, worker, folder / "workers", lost_after, say)
         csv_path = csv_path or folder / f"{name}.csv"
         _write_findings(study, config, axes, csv_path)  # where that cannot be, better now than after a trial
@@ -458,7 +459,8 @@ def _study_name(config: RunConfig, axes: Mapping[str, Axis]) -> str:
 
 
 def _open_study(name: str, storage: str, folder: Path, sampler: BaseSampler, pruner: BasePruner) -> optuna.Study:
-    with storage_explained(storage or str(folder), ImportError, OSError, RuntimeError, ValueError, SQLAlchemyError):
+    failures = (ImportError, OSError, RuntimeError, ValueError, SQLAlchemyError, StorageInternalError)
+    with storage_explained(storage or str(folder), *failures):
         return optuna.create_study(
             storage=open_storage(storage, folder / "studies.journal"),
             sampler=sampler,

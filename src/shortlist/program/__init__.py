@@ -1,0 +1,1 @@
+"""The training program; needs the extra ``train``."""

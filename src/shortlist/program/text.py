@@ -1,0 +1,48 @@
+"""Text on its way out: no passwords, nothing that a terminal or a spreadsheet would obey."""
+
+import re
+from urllib.parse import unquote
+
+_HIDDEN = "***"
+_NAMES = r"[\w-]*(?:password|passwd|passphrase|pwd|secret|token|api[_-]?key)"
+# To the last @: it belongs into a URL as %40, but people forget.
+_IN_URL = re.compile(r"(://[^\s:/@'\"]*:)(\S*)@")
+_BY_NAME = re.compile(rf"(\b{_NAMES}=)([^\s&;,'\"]+)", re.IGNORECASE)
+_IN_WORD = re.compile(r"(://[^:/@]*:)(.*)@", re.DOTALL)
+_BY_NAME_IN_WORD = re.compile(rf"(\b{_NAMES}=)([^&]+)", re.IGNORECASE)
+_SHORTEST_SECRET = 3
+
+
+def hide_passwords(text: str, url: str = "") -> str:
+    """A text without the passwords in its URLs and behind names such as ``password=``.
+
+    Args:
+        text: Any text, such as the message of a library.
+        url: A URL whose password the text may also mention by itself.
+
+    Example:
+        >>> hide_passwords("cannot open postgresql://me:hunter2@host/db?sslpassword=x&a=1")
+        'cannot open postgresql://me:***@host/db?sslpassword=***&a=1'
+        >>> hide_passwords("no host hunter2", url="postgresql://me:hunter2@host/db")
+        'no host ***'
+    """
+    for secret in _secrets(url):
+        text = text.replace(secret, _HIDDEN)
+    return _BY_NAME.sub(rf"\1{_HIDDEN}", _IN_URL.sub(rf"\1{_HIDDEN}@", text))
+
+
+def hide_passwords_of_word(word: str) -> str:
+    """The same for one word of a command line, in which a password may hold spaces.
+
+    Example:
+        >>> hide_passwords_of_word("--storage=mysql://me:open sesame@host/db")
+        '--storage=mysql://me:***@host/db'
+    """
+    return _BY_NAME_IN_WORD.sub(rf"\1{_HIDDEN}", _IN_WORD.sub(rf"\1{_HIDDEN}@", word))
+
+
+def _secrets(url: str) -> list[str]:
+    """The passwords of a URL as they may be quoted, the longest first: whole, decoded, and cut at an @ too many."""
+    found = [match[2] for pattern in (_IN_WORD, _BY_NAME_IN_WORD) for match in pattern.finditer(url)]
+    pieces = {piece for secret in found for part in (secret, unquote(secret)) for piece in (part, *part.split("@"))}
+    return sorted((piece for piece in pieces if len(piece) >= _SHORTEST_SECRET), key=len, reverse=True)
