@@ -695,7 +695,7 @@ def test_nothing_to_report_and_damaged_files_are_told(runs: list[RunFolder], tmp
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("classes.json", b'["a", "b"]', "it has no entry names"),
+        ("classes.json", b'["a", "b"]', "it must hold named entries"),
         ("classes.json", b'{"names": ["a", "b"]}', "it has no entry train_images"),
         ("classes.json", b'{"names": "ab", "train_images": [1, 2]}', "names must be a list of strings"),
         ("classes.json", b'{"names": ["a", 2], "train_images": [1, 2]}', "names must be a list of strings"),

@@ -61,6 +61,7 @@ def train(arguments: list[str]) -> None:
         return
     parsed, config = _parse_recipe(_TrainArguments, arguments, "train")
 
+    from shortlist.run_records import read_result
     from shortlist.runs import RunFolder, default_folder
     from shortlist.training import train
 
@@ -73,7 +74,7 @@ def train(arguments: list[str]) -> None:
             continue
         run = train(seeded, folder=folder, resume=parsed.resume)
         if _is_first_rank():
-            print(f"{run.path}  test {_percentages(run.read_json('final.json')['test'])}")
+            print(f"{run.path}  test {_percentages(read_result(run)['test'])}")
 
 
 @dataclass(frozen=True)

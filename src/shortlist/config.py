@@ -338,7 +338,7 @@ def _build(kind: type[Any], settings: Any, path: str) -> Any:
     if kind is float:
         try:
             return float(settings)
-        except (TypeError, ValueError):
+        except (OverflowError, TypeError, ValueError):
             raise ShortlistError(f"{name} must be a number, got {settings!r}") from None
     if typing.get_origin(kind) is not Literal and not isinstance(settings, kind):
         raise ShortlistError(f"{name} must be of type {kind.__name__}, got {settings!r}")
@@ -349,9 +349,13 @@ def _section(config: object) -> str:
     return type(config).__name__.removesuffix("Config").lower()
 
 
+# Larger whole numbers are no floats any more.
+_LARGEST = 2**1023
+
+
 def _within(config: object, name: str, low: float, high: float) -> None:
     value = getattr(config, name)
-    if not (isinstance(value, int | float) and low <= value <= high and math.isfinite(value)):
+    if not (isinstance(value, int | float) and low <= value <= min(high, _LARGEST)):
         limits = f"in [{low}, {high}]" if high < math.inf else f"finite and >= {low}"
         raise ShortlistError(f"{_section(config)}.{name} must be {limits}, got {value!r}")
 

@@ -8,6 +8,7 @@ from rich.table import Table
 from shortlist import recipes
 from shortlist.report.names import LOSS_NAMES
 from shortlist.report.page import write_report
+from shortlist.run_records import read_result
 from shortlist.runs import RunFolder
 from shortlist.training import Interrupted, train
 
@@ -50,7 +51,7 @@ def results_table(runs: Sequence[RunFolder]) -> Table:
     for name in (*columns, "seconds"):
         table.add_column(name.replace("_", "\n"), justify="right", no_wrap=True)
     for run in runs:
-        result = run.read_json("final.json")
-        values = ("-" if result["test"][name] is None else f"{100 * result['test'][name]:.1f}" for name in columns)
+        result = read_result(run)
+        values = ("-" if result["test"].get(name) is None else f"{100 * result['test'][name]:.1f}" for name in columns)
         table.add_row(LOSS_NAMES[run.config.loss.name], *values, f"{result['train_seconds']:.0f}")
     return table

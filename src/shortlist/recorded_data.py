@@ -17,7 +17,7 @@ def refuse_other_data(problem: Problem, run: RunFolder) -> None:
     """
     if problem.classes != read_classes(run).names:
         raise ShortlistError(f"the data has changed: its classes are not those that {run.path} was trained on")
-    recorded = run.read_json("facts.json")
+    recorded = run.read_record("facts.json")
     if any(problem.facts[name] != recorded.get(name) for name in _HELD_OUT if name in problem.facts):
         raise ShortlistError(
             f"the data has changed{_where(problem, run)}: other images would be held out for validation and test than "
@@ -27,7 +27,7 @@ def refuse_other_data(problem: Problem, run: RunFolder) -> None:
 
 def has_other_training_images(problem: Problem, run: RunFolder) -> bool:
     """Whether files came or went since the run began, in whichever way the data was split; False if nobody noted it."""
-    recorded = run.read_json("facts.json").get("train_digest")
+    recorded = run.read_record("facts.json").get("train_digest")
     return recorded is not None and problem.facts.get("train_digest") != recorded
 
 

@@ -1,16 +1,20 @@
 """What a run wrote down about its data. A file that somebody has edited is named if it does not hold that any more."""
 
 import dataclasses
-import math
-from collections.abc import Iterable
+import re
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
 from shortlist.data.splits import Preprocess
 from shortlist.errors import ShortlistError
-from shortlist.runs import RunFolder
+from shortlist.runs import RunFolder, is_number, is_text, is_whole
 
-_CLASSES, _PREPROCESS = "classes.json", "preprocess.json"
+_CLASSES, _PREPROCESS, _RESULT = "classes.json", "preprocess.json", "final.json"
+_LARGEST_SIDE = 2**14  # of images in pixels
+
+
+METRIC = re.compile(r"(micro|macro|few|medium|many)_top\d{1,9}")
 
 
 @dataclass(frozen=True)
@@ -23,9 +27,9 @@ class Classes:
 
 def read_classes(run: RunFolder) -> Classes:
     names, sizes = _entries(run, _CLASSES, ("names", "train_images"))
-    if not _is_list_of(str, names):
+    if not isinstance(names, list) or not all(map(is_text, names)):
         raise _damaged(run, _CLASSES, "names must be a list of strings")
-    if not _is_list_of(int, sizes) or len(sizes) != len(names) or any(size < 0 for size in sizes):
+    if not isinstance(sizes, list) or len(sizes) != len(names) or not all(map(is_whole, sizes)):
         raise _damaged(run, _CLASSES, f"train_images must be a list of {len(names)} whole numbers >= 0, one a class")
     return Classes(tuple(names), tuple(sizes))
 
@@ -37,27 +41,48 @@ def read_preprocess(run: RunFolder) -> Preprocess:
     if type(channels) is not int or channels not in (1, 3):
         raise _damaged(run, _PREPROCESS, f"channels must be 1 or 3, got {channels!r}")
     for name, side in (("resize", resize), ("crop", crop)):
-        if type(side) is not int or side < 1:
-            raise _damaged(run, _PREPROCESS, f"{name} must be a whole number >= 1, got {side!r}")
+        if not is_whole(side) or not 1 <= side <= _LARGEST_SIDE:
+            raise _damaged(run, _PREPROCESS, f"{name} must be a whole number in [1, {_LARGEST_SIDE}], got {side!r}")
     for name, values in (("mean", mean), ("std", std)):
-        if not _is_list_of((int, float), values) or len(values) != channels or not all(map(math.isfinite, values)):
+        if not isinstance(values, list) or len(values) != channels or not all(map(is_number, values)):
             raise _damaged(run, _PREPROCESS, f"{name} must be a list of {channels} numbers, got {values!r}")
     if 0 in std:
         raise _damaged(run, _PREPROCESS, f"std must not be 0, got {std!r}")
     return Preprocess(channels, resize, crop, tuple(mean), tuple(std))
 
 
+def read_result(run: RunFolder) -> dict[str, Any]:
+    """What ``final.json`` says, with all the entries that tables and pages show."""
+    checks: dict[str, Callable[[Any], bool]] = {
+        "best_epoch": is_whole,
+        "select": lambda value: is_text(value) and METRIC.fullmatch(value) is not None,
+        "val": _is_metrics,
+        "test": _is_metrics,
+        "train_seconds": is_number,
+    }
+    result = run.read_record(_RESULT, **checks)
+    for name in checks:
+        if name not in result:
+            raise _damaged(run, _RESULT, f"it has no entry {name}")
+    return result
+
+
+def _is_metrics(value: Any) -> bool:
+    """True for numbers by name, None where one is undefined; accuracies are shares."""
+    if not isinstance(value, dict):
+        return False
+    accuracies = [each for name, each in value.items() if METRIC.fullmatch(name) and each is not None]
+    return all(each is None or is_number(each) for each in value.values()) and all(
+        0 <= each <= 1 for each in accuracies
+    )
+
+
 def _entries(run: RunFolder, file: str, names: Iterable[str]) -> list[Any]:
-    content = run.read_json(file)
+    content = run.read_record(file)
     for name in names:
-        if not isinstance(content, dict) or name not in content:
+        if name not in content:
             raise _damaged(run, file, f"it has no entry {name}")
     return [content[name] for name in names]
-
-
-def _is_list_of(kinds: type | tuple[type, ...], values: Any) -> bool:
-    of_kind = isinstance(values, list) and all(isinstance(value, kinds) for value in values)
-    return of_kind and not any(isinstance(value, bool) for value in values)  # which Python takes for whole numbers
 
 
 def _damaged(run: RunFolder, file: str, why: str) -> ShortlistError:

@@ -17,9 +17,9 @@ final.json         the result, written last: its presence means that the run has
 import hashlib
 import io
 import json
-import math
 import os
 import platform
+import reprlib
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -88,7 +88,7 @@ class RunFolder:
 
     @property
     def finished(self) -> bool:
-        return (self.path / "final.json").is_file()
+        return self.has("final.json")
 
     @contextmanager
     def claim(self, config: RunConfig, *, resume: bool) -> Iterator[None]:
@@ -172,6 +172,9 @@ class RunFolder:
             return False
         return isinstance(settings, dict) and settings.keys() >= {field.name for field in fields(RunConfig)}
 
+    def has(self, name: str) -> bool:
+        return (self.path / name).is_file()
+
     def read_json(self, name: str) -> Any:
         path = self.path / name
         if path.exists() and not path.is_file():  # a pipe would be waited for
@@ -180,8 +183,29 @@ class RunFolder:
             return json.loads(path.read_text(encoding="utf-8"))
         except FileNotFoundError:
             raise ShortlistError(f"{self.path} has no {name}") from None
-        except ValueError as wrong:
+        except (ValueError, RecursionError) as wrong:
             raise ShortlistError(f"{path} is damaged: {wrong}") from None
+
+    def read_record(self, name: str, **entries: Callable[[Any], bool]) -> dict[str, Any]:
+        """A JSON file of named entries.
+
+        Args:
+            name: Of the file.
+            **entries: Those that the caller relies on; each, if it is there, must pass its test.
+        """
+        content = self.read_json(name)
+        if not isinstance(content, dict):
+            raise ShortlistError(f"{self.path / name} is damaged: it must hold named entries, got {_short(content)}")
+        for entry, is_right in entries.items():
+            if entry in content and not is_right(content[entry]):
+                raise ShortlistError(
+                    f"{self.path / name} is damaged: its entry {entry} cannot be {_short(content[entry])}"
+                )
+        return content
+
+    def read_environment(self) -> dict[str, Any]:
+        """Where the run began, and in ``resumed`` where it went on."""
+        return self.read_record("environment.json", **_PROCESS, resumed=_is_list_of_processes)
 
     def write_json(self, name: str, content: Any) -> None:
         text = json.dumps(content, indent=1, allow_nan=False, ensure_ascii=False) + "\n"
@@ -208,7 +232,7 @@ class RunFolder:
 
     def epoch_seconds(self) -> list[float]:
         """Training time of each epoch but the first of each process, in which compilers and allocators settle."""
-        processes = self.read_json("environment.json").get("resumed", [])
+        processes = self.read_environment().get("resumed", [])
         settling = {process.get("epoch") for process in processes}
         try:
             return [
@@ -226,19 +250,15 @@ class RunFolder:
 
     def commits(self) -> list[str]:
         """The program's commits, shortened, of all processes that trained it; none where it was no checkout."""
-        try:
-            began = self.read_json("environment.json")
-            processes = [began, *began.get("resumed", [])]
-            named = [each for each in processes if each.get("commit")]
-            found = [each["commit"][:10] + ("+changes" if each.get("dirty") else "") for each in named]
-        except (AttributeError, TypeError):
-            raise ShortlistError(f"{self.path}/environment.json is damaged") from None
+        began = self.read_environment()
+        named = [each for each in (began, *began.get("resumed", [])) if each.get("commit")]
+        found = [each["commit"][:10] + ("+changes" if each.get("dirty") else "") for each in named]
         return list(dict.fromkeys(found))
 
     def note_environment(self, here: dict[str, Any]) -> None:
         """Where and at which epoch the run began, and behind that where it was resumed."""
         if (self.path / "environment.json").exists():
-            began = self.read_json("environment.json")
+            began = self.read_environment()
             here = began | {"resumed": [*began.get("resumed", []), here]}
         self.write_json("environment.json", here)
 
@@ -321,7 +341,7 @@ class RunFolder:
         if not path.is_file():
             raise ShortlistError(f"{self.path} has no weights yet: no epoch has finished")
         try:
-            if self.finished and file_digest(path) != self.read_json("final.json")["best_sha256"]:
+            if self.finished and file_digest(path) != self.read_record("final.json").get("best_sha256"):
                 raise ShortlistError(f"{path} is damaged: its checksum is not the one in final.json")
             return safetensors.torch.load_file(path)
         except safetensors.SafetensorError as wrong:
@@ -348,10 +368,44 @@ def find_runs(paths: list[Path]) -> list[RunFolder]:
 
 def is_metrics_line(line: Any) -> bool:
     """True for what training writes of an epoch: its number, and finite numbers or None by name."""
-    if not isinstance(line, dict) or type(line.get("epoch")) is not int or line["epoch"] < 0:
+    if not isinstance(line, dict) or not is_whole(line.get("epoch")):
         return False
-    numbers = [value for value in line.values() if value is not None]
-    return all(type(value) in (int, float) and math.isfinite(value) for value in numbers)
+    return all(value is None or is_number(value) for value in line.values())
+
+
+def is_number(value: Any) -> bool:
+    """True for a finite number, as JSON has them; Python takes True and False for numbers too."""
+    return type(value) in (int, float) and abs(value) <= sys.float_info.max
+
+
+def is_whole(value: Any) -> bool:
+    """True for 0, 1, 2 and so on."""
+    return type(value) is int and 0 <= value <= sys.maxsize
+
+
+def is_text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+_PROCESS: dict[str, Callable[[Any], bool]] = {
+    "commit": lambda value: value is None or is_text(value),
+    "started": is_text,
+    "device": is_text,
+    "versions": lambda value: isinstance(value, dict) and all(map(is_text, value.values())),
+    "world_size": is_whole,
+}
+"""What a process notes of itself in ``environment.json``."""
+
+
+def _is_list_of_processes(value: Any) -> bool:
+    return isinstance(value, list) and all(
+        isinstance(each, dict) and all(is_right(each[name]) for name, is_right in _PROCESS.items() if name in each)
+        for each in value
+    )
+
+
+def _short(value: Any) -> str:
+    return reprlib.repr(value)
 
 
 def as_safetensors(weights: dict[str, Tensor]) -> bytes:

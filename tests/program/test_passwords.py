@@ -21,6 +21,8 @@ URLS = (
     f"postgresql://me:{PASSWORD}@ @host/db",
     f"postgresql://me:a@{PASSWORD}@host/db",
     f"redis://:{PASSWORD}@host",
+    "sqlite:///",
+    "sqlite://",
     f"nonsense://me:{PASSWORD}@::/",
     f"sqlite:////nowhere/study.db?password={PASSWORD}&timeout=1",
 )

@@ -15,6 +15,7 @@ from shortlist.bench.measurements import Case, Measurement
 from shortlist.bench.timing import Timing
 from shortlist.config import LossConfig, RunConfig, changed
 from shortlist.data.catalogue import check
+from shortlist.run_records import read_classes
 from shortlist.training import train
 
 SUITE = "epoch"
@@ -49,7 +50,7 @@ def _measured(bench: Bench, entry: str, config: RunConfig) -> Measurement:
         here = changed(config, {"train.device": bench.device.type})
         run = train(here, folder=Path(folder, "run"), quiet=True)
         times = Timing.of(run.epoch_seconds())
-        num_classes = len(run.read_json("classes.json")["names"])
+        num_classes = len(read_classes(run).names)
     loss = config.loss
     noised = loss.name == "noised_topk_hinge"
     case = Case(

@@ -80,6 +80,8 @@ def size_bins(train_images: Sequence[int]) -> list[SizeBin]:
 
 def macro_in_bin(accuracy: ClassAccuracy, k: int, size_bin: SizeBin) -> float | None:
     """Mean accuracy at K of the classes of these sizes that occur in the test images."""
+    if k not in accuracy.by_k:  # the file is another run's
+        return None
     sizes = accuracy.train_images
     inside = (sizes >= size_bin.sizes[0]) & (sizes <= size_bin.sizes[-1])
     mean = float(accuracy.by_k[k][inside].nanmean())

@@ -1,6 +1,7 @@
 """From run folders to what is compared: runs on the same data, those that differ by the seed alone taken together."""
 
 import csv
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from shortlist.config import DataConfig, RunConfig, essential
 from shortlist.errors import ShortlistError
 from shortlist.report.names import short_labels
 from shortlist.report.summary import Summary, summarise
-from shortlist.run_records import Classes, read_classes
+from shortlist.run_records import METRIC, Classes, read_classes, read_result
 from shortlist.runs import RunFolder
 
 _SIDE_BY_SIDE = 4
@@ -204,7 +205,8 @@ def _kind_of_data(run: Run) -> DataConfig:
 
 
 def _ks_of(metrics: dict[str, Any]) -> set[int]:
-    return {int(name.removeprefix("micro_top")) for name in metrics if name.startswith("micro_top")}
+    names = (name for name in metrics if name.startswith("micro_top") and METRIC.fullmatch(name))
+    return {int(name.removeprefix("micro_top")) for name in names}
 
 
 def _read(folder: RunFolder) -> Run:
@@ -212,19 +214,22 @@ def _read(folder: RunFolder) -> Run:
     return Run(
         folder=folder,
         config=folder.config,
-        classes=read_classes(folder) if (folder.path / "classes.json").is_file() else None,
-        test_digest=(_json_if_there(folder, "facts.json") or {}).get("test_digest"),
-        environment=_json_if_there(folder, "environment.json") or {},
+        classes=read_classes(folder) if folder.has("classes.json") else None,
+        test_digest=_notes(lambda: folder.read_record("facts.json")).get("test_digest"),
+        environment=_notes(folder.read_environment),
         epochs=folder.metrics(),
-        final=folder.read_json("final.json") if finished else None,
+        final=read_result(folder) if finished else None,
         predictions=_predictions(folder.path / "test_predictions.safetensors") if finished else None,
         class_accuracy=_class_accuracy(folder.path / "test_per_class.csv") if finished else None,
     )
 
 
-def _json_if_there(folder: RunFolder, name: str) -> dict[str, Any] | None:
-    content = folder.read_json(name) if (folder.path / name).is_file() else None
-    return content if isinstance(content, dict) else None
+def _notes(read: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """What a run notes about itself. If that is missing or damaged, its results can still be shown."""
+    try:
+        return read()
+    except ShortlistError:
+        return {}
 
 
 def _predictions(path: Path) -> Predictions | None:
@@ -233,10 +238,14 @@ def _predictions(path: Path) -> Predictions | None:
     try:
         tensors = safetensors.torch.load_file(path)
         labels, suggestions = tensors["labels"], tensors["suggestions"]
+        if labels.ndim != 1 or suggestions.ndim != 2 or len(suggestions) != len(labels) or 0 in suggestions.shape:
+            raise ValueError(f"labels of {tuple(labels.shape)}, suggestions of {tuple(suggestions.shape)}")
+        if suggestions.min() < 0 or tensors.get("above", labels).shape != labels.shape:
+            raise ValueError("suggestions must be classes, one row for each label")
         before_label = ((suggestions == labels.unsqueeze(1)).cumsum(1) == 0).sum(1)
         # Early versions did not keep how many are above the label; it is how many stand before it unless some tie.
         return Predictions(labels, suggestions, tensors.get("above", before_label))
-    except (safetensors.SafetensorError, KeyError) as wrong:
+    except (safetensors.SafetensorError, KeyError, RuntimeError, ValueError) as wrong:
         raise ShortlistError(f"{path} is damaged: {wrong}") from None
 
 

@@ -9,7 +9,8 @@ from torch import Tensor, nn
 
 from shortlist.config import RunConfig
 from shortlist.errors import ShortlistError
-from shortlist.runs import RunFolder
+from shortlist.run_records import read_classes
+from shortlist.runs import RunFolder, is_whole
 from shortlist.training import Interrupted, Trainer, make_fabric, run_to_the_end
 
 COUNTS = "gradients.json"
@@ -57,9 +58,8 @@ def train_and_count(config: RunConfig, *, folder: Path, resume: bool, quiet: boo
 def _counts_kept(criterion: CountingLoss, run: RunFolder) -> Iterator[None]:
     """In the run folder, beside the checkpoints: a run that was stopped goes on counting."""
     if (run.path / COUNTS).exists():
-        before = run.read_json(COUNTS)
-        criterion.nonzero += before["nonzero"]
-        criterion.images = before["images"]
+        nonzero, criterion.images = _read_counts(run)
+        criterion.nonzero += nonzero
     stopped = None
     try:
         yield
@@ -72,12 +72,17 @@ def _counts_kept(criterion: CountingLoss, run: RunFolder) -> Iterator[None]:
 
 def nonzero_gradients(run: RunFolder) -> float:
     """Mean number of non-zero coordinates of an image's gradient in the scores, over the whole run."""
-    counts = run.read_json(COUNTS)
-    images = sum(run.read_json("classes.json")["train_images"]) * run.config.train.epochs
-    try:
-        nonzero, counted = counts["nonzero"], counts["images"]
-    except (KeyError, TypeError):
-        raise ShortlistError(f"{run.path / COUNTS} is damaged") from None
+    nonzero, counted = _read_counts(run)
+    images = sum(read_classes(run).train_images) * run.config.train.epochs
     if counted != images:  # it was killed, and what was counted after its last checkpoint is lost
         raise ShortlistError(f"{run.path} has counted {counted} of {images} images")
     return float(nonzero / counted)
+
+
+def _read_counts(run: RunFolder) -> tuple[int, int]:
+    """Non-zero coordinates and images."""
+    counts = run.read_record(COUNTS, nonzero=is_whole, images=is_whole)
+    try:
+        return counts["nonzero"], counts["images"]
+    except KeyError as missing:
+        raise ShortlistError(f"{run.path / COUNTS} is damaged: it has no entry {missing}") from None

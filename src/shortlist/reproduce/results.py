@@ -20,6 +20,7 @@ from shortlist.errors import ShortlistError
 from shortlist.reproduce import Scale
 from shortlist.reproduce.experiment import EPOCH_SECONDS, NONZERO_GRADIENTS, Cell, Experiment, without_seed
 from shortlist.reproduce.gradients import nonzero_gradients
+from shortlist.run_records import read_result
 from shortlist.runs import RunFolder, default_folder
 from shortlist.whole_files import locked, write_file
 
@@ -86,19 +87,19 @@ def measured(run: RunFolder, metric: str, k: int) -> float | None:
         return nonzero_gradients(run)
     split, _, average = metric.partition("_")
     try:
-        share = run.read_json("final.json")[split][f"{average}_top{k}"]
-    except (KeyError, TypeError):
+        share = read_result(run)[split][f"{average}_top{k}"]
+    except KeyError:
         raise ShortlistError(f"{run.path}/final.json has no {metric} top-{k}") from None
     return None if share is None else round(100 * share, 4)
 
 
 def results_of(experiment: Experiment, cell: Cell, scale: Scale, run: RunFolder, runs_root: Path) -> list[Result]:
     """All numbers that a run gives for its cell."""
-    config, environment, commits = run.config, run.read_json("environment.json"), run.commits()
+    config, environment, commits = run.config, run.read_environment(), run.commits()
     try:
         gpu, date = environment["device"], environment["started"]
-    except (KeyError, TypeError):
-        raise ShortlistError(f"{run.path}/environment.json is damaged") from None
+    except KeyError as missing:
+        raise ShortlistError(f"{run.path}/environment.json is damaged: it has no entry {missing}") from None
     found = []
     for metric in experiment.metrics:
         value = measured(run, metric, cell.k)

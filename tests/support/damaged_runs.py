@@ -1,0 +1,151 @@
+"""Run folders whose JSON files somebody has damaged, and what every command must make of them.
+
+``unexplained`` tries them. A test has seconds, and tries ``few_damages``; ``many_damages`` take minutes.
+"""
+
+import json
+import shutil
+from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shortlist import ShortlistError
+from shortlist.config import DataConfig, LossConfig, ModelConfig, RunConfig, TrainConfig
+from shortlist.evaluation import evaluate_run
+from shortlist.predicting import Predictor
+from shortlist.report.page import write_report
+from shortlist.runs import RunFolder
+from shortlist.training import Trainer, train
+from tests.data.pictures import put_classes
+
+FILES = ("config.json", "environment.json", "classes.json", "preprocess.json", "facts.json", "final.json")
+_WRONG_VALUES: tuple[Any, ...] = (None, [], {}, -1, 10**400, "x", True, [None], {"x": None})
+
+
+@dataclass(frozen=True)
+class Damage:
+    """Other content for one file of a run."""
+
+    file: str
+    what: str
+    content: bytes
+
+
+@dataclass(frozen=True)
+class Runs:
+    """A run that has finished, and one that has all but its test behind it, on the same images."""
+
+    finished: Path
+    unfinished: Path
+    config: RunConfig
+    image: Path
+
+
+class _Killed(BaseException):
+    pass
+
+
+def make_runs(folder: Path) -> Runs:
+    put_classes(folder / "photos", {"elm": 6, "owl": 6})
+    config = RunConfig(
+        data=DataConfig(name="folder", root=str(folder / "photos"), image_size=16, workers=0, val_fraction=0.2),
+        model=ModelConfig(name="glyphnet"),
+        loss=LossConfig(name="cross_entropy", k=1),
+        train=TrainConfig(epochs=2, batch_size=8, ks=(1,), device="cpu"),
+    )
+    finished = train(config, folder=folder / "finished", quiet=True).path
+
+    def killed(trainer: Trainer) -> None:
+        raise _Killed
+
+    with pytest.MonkeyPatch.context() as patch, suppress(_Killed):
+        patch.setattr(Trainer, "test", killed)
+        train(config, folder=folder / "unfinished", quiet=True)
+    return Runs(finished, folder / "unfinished", config, folder / "photos" / "elm" / "0.png")
+
+
+def few_damages(runs: Runs) -> Iterator[Damage]:
+    """Another kind of content for each file, and null for each of its entries."""
+    for file in FILES:
+        yield Damage(file, "null", b"null")
+        content = json.loads((runs.finished / file).read_text())
+        yield from (Damage(file, f"{name} = null", json.dumps(content | {name: None}).encode()) for name in content)
+    yield Damage("metrics.jsonl", "epoch = null", b'{"epoch": null}\n')
+
+
+def many_damages(runs: Runs) -> Iterator[Damage]:
+    """Every kind of content for each file, every wrong value for every entry, and for every entry of an entry."""
+    for file in (*FILES, "metrics.jsonl"):
+        text = (runs.finished / file).read_text()
+        for content in ("null", "[]", "{}", "1", '"x"', "true", "", text[: len(text) // 2], "[" * 100_000, "\udcff"):
+            yield Damage(file, content[:20], content.encode(errors="surrogateescape"))
+    for file in FILES:
+        content = json.loads((runs.finished / file).read_text())
+        yield from _replaced_entries(file, content, _WRONG_VALUES)
+        for name, inner in content.items():
+            for damage in _replaced_entries(file, inner, _WRONG_VALUES) if isinstance(inner, dict) else ():
+                entry = content | {name: json.loads(damage.content)}
+                yield Damage(file, f"{name}.{damage.what}", json.dumps(entry).encode())
+    for line in (runs.finished / "metrics.jsonl").read_text().splitlines()[:1]:
+        yield from _replaced_entries("metrics.jsonl", json.loads(line), _WRONG_VALUES)
+
+
+def _replaced_entries(file: str, content: dict[str, Any], values: Iterable[Any]) -> Iterator[Damage]:
+    for name in content:
+        for value in values:
+            yield Damage(file, f"{name} = {value!r:.20}", json.dumps(content | {name: value}).encode())
+        yield Damage(file, f"no {name}", json.dumps({n: v for n, v in content.items() if n != name}).encode())
+
+
+COMMANDS = ("evaluate", "predict", "report", "train --resume")
+
+
+def unexplained(
+    runs: Runs, damages: Iterable[Damage], scratch: Path, commands: Collection[str] = COMMANDS
+) -> list[str]:
+    """What went wrong otherwise than with a sentence; one about a file of another kind must name it.
+
+    Args:
+        runs: Of ``make_runs``; they are as before in the end.
+        damages: To be tried one by one, with each command.
+        scratch: A folder for copies.
+        commands: Which to try.
+    """
+
+    calls: dict[str, Callable[[Path], object]] = {
+        "evaluate": lambda folder: evaluate_run(RunFolder.existing(folder), device="cpu"),
+        "predict": lambda folder: list(Predictor(RunFolder.existing(folder), "cpu").suggest([runs.image], 1)),
+        "report": lambda folder: write_report([RunFolder(folder)], scratch / "report.html"),
+        "train --resume": lambda folder: train(runs.config, folder=folder, resume=True, quiet=True),
+    }
+    found = []
+    for damage in damages:
+        for name in commands:
+            source = runs.unfinished if name == "train --resume" else runs.finished
+            folder = Path(shutil.copytree(source, scratch / "copy"))
+            try:
+                (folder / damage.file).write_bytes(damage.content)
+                calls[name](folder)
+            except ShortlistError as told:
+                if not str(told):
+                    found.append(f"{name}, {damage.file} {damage.what}: an error without a word")
+                elif (
+                    _is_of_another_kind(damage.content) and damage.file not in str(told) and "finished" not in str(told)
+                ):
+                    found.append(f"{name}, {damage.file} {damage.what}: not named in {told}")
+            except Exception as error:
+                found.append(f"{name}, {damage.file} {damage.what}: {type(error).__name__}: {error}"[:300])
+            finally:
+                shutil.rmtree(folder)
+    return found
+
+
+def _is_of_another_kind(content: bytes) -> bool:
+    try:
+        return not isinstance(json.loads(content), dict)
+    except (ValueError, RecursionError):
+        return True
