@@ -8,6 +8,9 @@ from shortlist.pictures import FOLDER
 from shortlist.report.gather import Run
 from shortlist.report.markup import Html, element
 
+_PNG = b"\x89PNG\r\n\x1a\n"
+_LARGEST = 1 << 20  # bytes, far more than a picture of the size that runs save
+
 
 @dataclass(frozen=True)
 class _Picture:
@@ -23,8 +26,7 @@ class Album:
         self._pictures: list[_Picture] = []
         self._by_index: dict[int, Path] = {}
         for run in runs:
-            pictures = (path for path in sorted((run.folder.path / FOLDER).glob("*.png")) if path.stem.isdecimal())
-            for path in pictures:
+            for path in _pictures_of(run):
                 index = int(path.stem)
                 if run.predictions and index < len(run.predictions.labels):
                     self._by_index.setdefault(index, path)
@@ -45,6 +47,21 @@ class Album:
         if best:
             return _embedded(best[0].path, name)
         return element("span", class_="picture") if self._pictures else Html("")
+
+
+def _pictures_of(run: Run) -> list[Path]:
+    """The pictures that the run saved. Through a link any file of the reader's machine would get into the page."""
+    folder = run.folder.path / FOLDER
+    if folder.is_symlink():
+        return []
+    return [path for path in sorted(folder.glob("*.png")) if path.stem.isdecimal() and _is_picture(path)]
+
+
+def _is_picture(path: Path) -> bool:
+    if path.is_symlink() or not path.is_file() or path.stat().st_size > _LARGEST:
+        return False
+    with path.open("rb") as file:
+        return file.read(len(_PNG)) == _PNG
 
 
 def _embedded(path: Path, name: str) -> Html:
