@@ -32,7 +32,7 @@ from shortlist.evaluation import Evaluation, evaluate_run
 from shortlist.run_records import read_classes
 from shortlist.runs import RunFolder
 from shortlist.stopping import StopRequests
-from shortlist.training import DivergedError, Interrupted, Trainer, train
+from shortlist.training import DivergedError, Interrupted, Trainer, make_fabric, run_to_the_end, train
 from shortlist.whole_files import WRITING
 from tests.data.pictures import put_classes
 from tests.small_runs import NUM_CLASSES, outcome, small_config, write_embeddings
@@ -97,6 +97,31 @@ def test_the_same_seed_gives_the_same_numbers_and_another_seed_others(
     assert outcome(again) == outcome(undisturbed)
     other = train(replace(small_config(data), seed=1), folder=tmp_path / "other", quiet=True).path
     assert outcome(other)["metrics"] != outcome(undisturbed)["metrics"]
+
+
+class DrawingLoss(nn.Module):
+    """Cross-entropy that notes the first number that a loss with noise would draw in each call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.draws: list[float] = []
+
+    def forward(self, scores: Tensor, target: Tensor) -> Tensor:
+        self.draws.append(torch.rand(()).item())
+        return nn.functional.cross_entropy(scores, target)
+
+
+def test_every_part_of_every_step_of_every_epoch_has_draws_of_its_own(data: Path, tmp_path: Path) -> None:
+    settings = TrainConfig(epochs=3, batch_size=204, accumulate=2, ks=(1, 3), device="cpu")  # three steps an epoch
+    draws = {}
+    for name, seed in (("first", 0), ("again", 0), ("other", 1)):
+        config = replace(small_config(data, train=settings), seed=seed)
+        trainer = Trainer(config, make_fabric(config), RunFolder(tmp_path / name), quiet=True)
+        trainer.criterion = DrawingLoss()
+        run_to_the_end(trainer, resume=False)
+        draws[name] = trainer.criterion.draws
+    assert draws["first"] == draws["again"]
+    assert len(set(draws["first"] + draws["other"])) == 2 * 3 * 3 * 2
 
 
 def test_killed_at_any_moment_it_ends_with_the_numbers_of_an_undisturbed_run(

@@ -321,6 +321,18 @@ def test_another_study_takes_what_runs_there_are(config: RunConfig, epochs_begun
     assert [tau for tau, _ in epochs_begun] == [0.1] * EPOCHS + [1.0] * EPOCHS + [0.5] * EPOCHS
 
 
+@pytest.mark.parametrize("values", [(0.9, 0.2), (0.2, 0.9)], ids=["falling", "rising"])
+def test_a_trial_is_worth_its_best_epoch_and_not_its_last(config: RunConfig, values: tuple[float, ...]) -> None:
+    for trial in tune(config).trials:
+        path = trial.folder / "metrics.jsonl"
+        lines = [json.loads(line) for line in path.read_text().splitlines()]
+        for line, value in zip(lines, values, strict=True):
+            line["val_macro_top3"] = value
+        path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    shutil.rmtree(Path("runs", "tune"))  # a new study, which takes the runs as they are
+    assert [trial.value for trial in tune(config).trials] == [0.9, 0.9]
+
+
 def test_runs_have_the_names_that_the_process_which_ran_them_gave_them(
     config: RunConfig, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

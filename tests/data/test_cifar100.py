@@ -3,6 +3,7 @@
 import os
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -12,7 +13,15 @@ from shortlist.data.loading import load_problem
 from shortlist.data.splits import Problem, Split
 from shortlist.data.tensors import TensorSplit
 from shortlist.errors import ShortlistError
-from tests.data.official_cifar import CLASSES, SUPERCLASSES, expect, make_files, put_archive, put_folder
+from tests.data.official_cifar import (
+    CLASSES,
+    SUPERCLASSES,
+    expect,
+    make_files,
+    official_pickle,
+    put_archive,
+    put_folder,
+)
 
 REAL = Path(os.environ.get("SHORTLIST_DATA", "")) / "cifar-100-python"
 needs_the_real_files = pytest.mark.skipif(
@@ -45,6 +54,22 @@ def test_images_keep_their_labels_in_every_split(small: Path) -> None:
     assert (len(problem.train), len(problem.val), len(problem.test)) == (108, 12, 24)
     for split in (problem.train, problem.val, problem.test):
         assert torch.equal(pixels(split)[:, 0, 0, 0].long(), split.labels)  # as the file was made
+
+
+def test_pixels_lie_channel_after_channel_and_row_after_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the authors of the data describe it: 1,024 red values, then green, then blue; each in rows of 32."""
+    place = np.arange(3072)
+    told = np.stack([place // 1024, place // 32 % 32, place % 32]).astype(np.uint8)  # channel, row, column
+    stored = {"fine_labels": [0, 1, 2], "coarse_labels": [0, 1, 2], "data": told}
+    files = make_files() | {"test": official_pickle(stored)}
+    expect(monkeypatch, files)
+    put_folder(tmp_path, files)
+    test = load(tmp_path).test
+    sides = [torch.arange(side, dtype=torch.uint8) for side in (3, 32, 32)]
+    for image, expected in enumerate(torch.meshgrid(sides, indexing="ij")):
+        picture = test.thumbnail(image)
+        assert picture is not None
+        assert torch.equal(picture, expected)
 
 
 def test_validation_is_stratified_fixed_by_the_seed_and_noted(small: Path) -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from shortlist.data.long_tail import long_tailed_subset, size_profile, sizes_from_profile
@@ -19,6 +19,17 @@ def test_profile_falls_from_one_to_one_over_imbalance(num_classes: int, imbalanc
     assert profile[0] == 1
     assert profile[-1].item() == pytest.approx(1 / imbalance)
     assert bool((profile.diff() <= 0).all())
+
+
+@given(st.integers(2, 100), st.integers(1, 1000), st.integers(1, 500), st.sampled_from(["exponential", "step"]))
+@example(2, 49, 2, "step")  # 98 / 49 comes out a little below 2
+def test_sizes_fall_from_the_largest_to_exactly_the_smallest(
+    num_classes: int, imbalance: int, smallest: int, kind: str
+) -> None:
+    largest = smallest * imbalance
+    sizes = sizes_from_profile(size_profile(num_classes, imbalance, kind), largest)
+    assert (int(sizes[0]), int(sizes[-1])) == (largest, smallest)
+    assert bool((sizes.diff() <= 0).all())
 
 
 def test_exponential_sizes_are_those_of_the_cifar_benchmarks() -> None:
