@@ -275,6 +275,10 @@ def test_a_step_leaves_one_gradient_not_a_sum() -> None:
     assert leaf.grad is None
 
 
+def test_a_step_that_was_disturbed_leaves_the_timing_alone() -> None:
+    assert Timing.of([0.003, 0.001, 0.004, 0.002, 10.0]).median == pytest.approx(3.0)
+
+
 def test_a_timing_is_in_milliseconds_a_step() -> None:
     assert Timing.of([0.005, 0.001, 0.002, 0.003, 0.004, 0.006]) == pytest.approx(Timing(3.5, 2.0, 5.0))
     (timing,) = interleaved_wall_times([[Step(lambda: sum(range(100_000)))] * 2], Pace(seconds=0.01), CPU)

@@ -21,6 +21,7 @@ from shortlist.config import (
     RunConfig,
     TrainConfig,
     changed,
+    differences,
     from_dict,
     to_dict,
 )
@@ -47,9 +48,8 @@ def test_configurations_are_frozen() -> None:
         RunConfig().seed = 1  # type: ignore[misc]
 
 
-def test_the_key_ignores_the_seed_and_nothing_else() -> None:
-    config = RunConfig()
-    assert config.key() == replace(config, seed=7).key()
+def other_settings(config: RunConfig) -> dict[str, Any]:
+    """For each setting but the seed and the recipe's name, by its name on the command line, another value."""
     others: dict[str, Any] = {
         "data.name": "folder",
         "data.imbalance": 10.0,
@@ -67,11 +67,35 @@ def test_the_key_ignores_the_seed_and_nothing_else() -> None:
         "train.precision": "bf16-mixed",
         "train.select": "micro_top1",
     }
-    for section, settings in to_dict(config).items():
-        for name, value in settings.items() if isinstance(settings, dict) else ():
-            setting = f"{section}.{name}"
-            other = others.get(setting, _another(value))
-            assert changed(config, {setting: other}).key() != config.key(), setting
+    return {
+        f"{section}.{name}": others.get(f"{section}.{name}", _another(value))
+        for section, settings in to_dict(config).items()
+        if isinstance(settings, dict)
+        for name, value in settings.items()
+    }
+
+
+def test_the_key_ignores_the_seed_and_nothing_else() -> None:
+    config = RunConfig()
+    assert config.key() == replace(config, seed=7).key()
+    for setting, other in other_settings(config).items():
+        assert changed(config, {setting: other}).key() != config.key(), setting
+
+
+HOW_AND_WHERE = {"data.root", "data.workers", "data.on_bad_image", "train.device", "train.eval_batch_size"}
+
+
+def test_all_settings_but_how_and_where_the_data_is_read_make_another_run() -> None:
+    config = RunConfig()
+    for setting, other in other_settings(config).items():
+        found = differences(changed(config, {setting: other}), config)
+        assert [each.split()[0] for each in found] == ([] if setting in HOW_AND_WHERE else [setting])
+
+
+def test_metrics_are_measured_at_every_k_once_in_ascending_order() -> None:
+    config = RunConfig(loss=LossConfig(k=3), train=TrainConfig(ks=(5, 1, 10)))
+    assert config.all_ks == (1, 3, 5, 10)
+    assert replace(config, loss=LossConfig(k=5)).all_ks == (1, 5, 10)
 
 
 def _another(value: Any) -> Any:

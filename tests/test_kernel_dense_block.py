@@ -152,6 +152,16 @@ def test_large_means_and_constant_channels_keep_their_variance() -> None:
     torch.testing.assert_close(statistics.var_C.double(), x.double().var(0, correction=0), rtol=1e-4, atol=0)
 
 
+def test_channels_that_norms_switch_off_have_no_gradient() -> None:
+    """Where the activation is exactly zero, it cuts."""
+    model = network(4, depth=10)
+    for module in model.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            for parameter in (module.weight, module.bias):
+                parameter.data[::3] = 0
+    assert_as_in_float64(model, torch.randn(4, 3, 4, 4, device=DEVICE))
+
+
 def test_not_a_number_stays_one() -> None:
     images = torch.randn(2, 3, 8, 8, device=DEVICE)
     images[0, 0, 0, 0] = torch.nan

@@ -295,6 +295,15 @@ def test_ranks_draw_their_own_and_agree_on_what_is_drawn_after(monkeypatch: pyte
     assert after[0] == after[1] == after[2]
 
 
+def test_ranks_with_equal_generators_agree(monkeypatch: pytest.MonkeyPatch) -> None:
+    x_RL = normal(5, 1000, dtype=torch.float32)
+    seen = []
+    for rank in range(2):
+        monkeypatch.setattr(_noise, "_rank", lambda rank=rank: rank)
+        seen.append(smooth_topk(x_RL, 6, epsilon=0.3, generator=seeded(3)))
+    assert torch.equal(seen[0], seen[1])
+
+
 @pytest.mark.parametrize("kind", ["flat", "spread", "equal"])
 def test_little_is_drawn(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     rows, num_classes, n_samples = 4, 100_000, 5

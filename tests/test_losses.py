@@ -224,6 +224,19 @@ def test_permuting_classes_permutes_the_gradient(loss: LossCase) -> None:
     torch.testing.assert_close(permuted, gradient(scores, target, noise)[:, order])
 
 
+def test_losses_in_float64_keep_its_digits_where_the_odds_are_long() -> None:
+    """Of 20 and more, torch's own softplus returns the log-odds themselves."""
+    odds = torch.arange(15.0, 35.0, dtype=torch.float64)
+    scores, target = torch.stack([torch.zeros_like(odds), odds], 1), torch.zeros(20, dtype=torch.int64)
+    want = odds + torch.log1p(torch.exp(-odds))
+    torch.testing.assert_close(F.focal(scores, target, gamma=0.0, reduction="none"), want, rtol=1e-14, atol=0)
+
+
+def test_margins_of_float64_counts_have_its_digits() -> None:
+    margins = sl.class_margins(torch.tensor([1.0, 3.0, 7.0], dtype=torch.float64), max_margin=0.3)
+    assert margins.tolist() == pytest.approx([0.3, 0.3 * 3**-0.25, 0.3 * 7**-0.25], rel=1e-14)
+
+
 def test_rarer_classes_have_larger_margins_and_the_rarest_the_largest() -> None:
     margins = sl.class_margins([10, 1000, 1, 10], max_margin=0.4)
     assert margins.max() == margins[2] == pytest.approx(0.4)

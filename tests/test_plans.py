@@ -52,6 +52,7 @@ def test_numbers_for_an_image_depend_on_the_seed_and_its_index_alone() -> None:
     assert not torch.equal(uniform_for(indices, seed=4, columns=4), table[indices])
     assert table.min() >= 0
     assert table.max() < 1
+    assert len(table.unique()) > 3990, "no two images or columns share a number, but by rare chance"
     # Means of 4000 uniform numbers, and of products of neighbours, within five standard errors.
     assert table.mean().item() == pytest.approx(0.5, abs=5 * (1 / 12 / 4000) ** 0.5)
     centred = table - 0.5

@@ -18,21 +18,21 @@ from typing import Any
 import pytest
 import safetensors.torch
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from shortlist.config import DataConfig, LossConfig, OptimConfig, RunConfig, TrainConfig
 from shortlist.errors import ShortlistError
 from shortlist.pictures import example_images
 from shortlist.report.accuracy import macro_by_k, macro_in_bin, micro_by_k, size_bins
-from shortlist.report.charts import key
+from shortlist.report.charts import Line, Point, key, line_chart
 from shortlist.report.confusions import most_confused
 from shortlist.report.gather import Comparison, gather
 from shortlist.report.headings import data_facts, data_name
 from shortlist.report.markup import element
 from shortlist.report.names import LOSS_NAMES, short_labels
 from shortlist.report.page import write_report
-from shortlist.report.scales import count_axis, number_axis, percent_axis, size_axis
+from shortlist.report.scales import Axis, count_axis, number_axis, percent_axis, size_axis
 from shortlist.runs import RunFolder
 from tests.run_folders import World, make_run, small_world
 
@@ -332,6 +332,7 @@ def test_accuracy_against_class_size_is_that_of_the_classes(page: Node, runs: li
 
 
 @given(st.lists(st.integers(0, 10**7), min_size=1, max_size=50))
+@example([0, *(2**power for power in range(20))])
 def test_every_class_is_in_one_bin(sizes: list[int]) -> None:
     bins = size_bins(sizes)
     assert len(bins) <= 12
@@ -368,7 +369,14 @@ def test_learning_curves_show_every_epoch(page: Node, runs: list[RunFolder]) -> 
     relative = [f"{line['train_loss'] / lines[0]['train_loss']:.3g}" for line in lines]
     assert [cells[2] for cells in _numbers(loss).values()] == relative
     assert [cells[2] for cells in _numbers(metric).values()] == [_spread([line["val_macro_top5"]]) for line in lines]
-    assert len(metric.all("circle", "ring")) == 1  # of the one loss with a single seed
+    (ring,) = metric.all("circle", "ring")  # of the one loss with a single seed
+    (told,) = [
+        point.all("title")[0].text
+        for point in metric.all("g")
+        for circle in point.all("circle", "target")[:1]
+        if len(point.all("title")) == 1 and _place(circle) == _place(ring)
+    ]
+    assert f"epoch {runs[5].read_json('final.json')['best_epoch'] + 1}:" in told
 
 
 def test_losses_with_the_same_settings_are_drawn_in_their_own_units(world: World, tmp_path: Path) -> None:
@@ -393,6 +401,9 @@ def test_the_first_pair_is_the_most_confused(page: Node, comparison: Comparison)
         (pair for pair in total if pair[0] != pair[1]), key=lambda pair: (total[pair], [-each for each in pair])
     )
     assert most_confused(comparison)[0] == worst
+    in_order = [total[pair] for pair in most_confused(comparison)]
+    assert in_order == sorted(in_order, reverse=True)
+    assert len(in_order) == sum(true != first for true, first in total)
     card = _part(page, "Most confused classes").all("article")[0]
     assert [name.text for name in card.all("bdi")] == [comparison.class_name(label) for label in worst]
     mistaken = {
@@ -464,6 +475,28 @@ def test_charts_speak_to_those_who_cannot_see_them(page: Node) -> None:
         assert "Cross-entropy" in (chart.attributes["aria-label"] or "")
 
 
+def test_a_band_runs_along_its_line_and_stays_in_the_chart() -> None:
+    axis = Axis("", 0.0, 1.0, ((0.0, "0"), (1.0, "1")))
+    points = [Point(0.0, 0.1, "", 0.3), Point(0.5, 0.5, "", 0.1), Point(1.0, 0.9, "", 0.3)]
+    chart = parsed(line_chart("", axis, axis, [Line(0, points)]))
+    (band,) = [_coordinates(path) for path in chart.all("path", "band")]
+    (line,) = [_coordinates(path) for path in chart.all("path", "line")]
+    foot, head = (float(re.findall(r"[\d.]+", path.attributes["d"] or "")[1]) for path in chart.all("path", "grid"))
+    forth, back = band[: len(line)], band[len(line) :][::-1]
+    for (left, middle), above, below in zip(line, forth, back, strict=True):
+        assert above[0] == below[0] == left
+        assert head <= above[1] < middle < below[1] <= foot
+
+
+def _coordinates(path: Node) -> list[tuple[float, float]]:
+    numbers = [float(number) for number in re.findall(r"[\d.]+", path.attributes["d"] or "")]
+    return list(zip(numbers[::2], numbers[1::2], strict=True))
+
+
+def _place(circle: Node) -> tuple[str | None, str | None]:
+    return circle.attributes["cx"], circle.attributes["cy"]
+
+
 def test_many_set_ups_look_different() -> None:
     keys = [parsed(key("", style)) for style in range(28)]
     colours = [each.all("g")[0].attributes["class"] for each in keys]
@@ -485,6 +518,7 @@ def test_labels_tell_set_ups_apart() -> None:
     assert len(set(short_labels(configs))) == len(configs)
     assert short_labels([configs[0], configs[8]]) == ["Cross-entropy", "Noised top-K hinge"]
     assert short_labels([configs[8], configs[10]])[1] == "Noised top-K hinge (optim.lr = 1)"
+    assert short_labels([configs[8], configs[15]])[1] == "Noised top-K hinge (ε = 0.2)"  # which is enough
 
 
 def test_series_stand_out_from_the_paper_in_light_and_dark() -> None:

@@ -79,6 +79,15 @@ def test_equal_images_are_not_augmented_alike(tmp_path: Path) -> None:
     assert len(inputs.unique(dim=0)) == COUNT
 
 
+def test_without_a_seed_nothing_is_augmented(tmp_path: Path) -> None:
+    pixels = torch.arange(40 * 30, dtype=torch.uint8).view(30, 40)
+    for number in range(COUNT):
+        Image.fromarray(pixels.numpy()).save(tmp_path / f"{number}.png")
+    trained_on, tested_on = (split_of(tmp_path, augmented=augmented) for augmented in (True, False))
+    plan = plan_of(COUNT)
+    assert torch.equal(next(trained_on.batches(plan, CPU))[0], next(tested_on.batches(plan, CPU))[0])
+
+
 def test_without_a_training_transform_the_seed_does_nothing(folder: Path) -> None:
     split = split_of(folder, augmented=False)
     plan = plan_of(4)

@@ -149,3 +149,5 @@ def test_evaluation_sees_the_middle() -> None:
 def test_the_size_sets_resize_and_crop_together() -> None:
     assert (file_preprocess(0).resize, file_preprocess(0).crop) == (256, 224)
     assert (file_preprocess(448).resize, file_preprocess(448).crop) == (512, 448)
+    for crop in range(1, 600):  # the share of ImageNet's usual sizes, to the nearest pixel
+        assert abs(file_preprocess(crop).resize - crop * 256 / 224) <= 0.5
