@@ -15,7 +15,7 @@ from torch import Tensor
 from torch._dynamo.backends.debugging import aot_eager
 
 import shortlist as sl
-from shortlist import kernels
+from shortlist import _noise, kernels
 from shortlist._standings import Standings
 from tests import noise_field
 
@@ -421,6 +421,22 @@ def test_the_operators_keep_torchs_rules(reduction: str) -> None:
     loss, *kept = (each.detach() for each in noised_operator.forward(*arguments))
     backward = (torch.ones_like(loss), target.to(DEVICE), *kept, 20, scores.dtype, reduction)
     torch.library.opcheck(noised_operator.backward, backward)
+
+
+def test_ranks_draw_their_own_in_a_compiled_graph_unless_their_generators_are_equal(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    scores, target = draw(3, 20, 1.0)
+    drawn = torch.tensor([SEED], device=DEVICE)
+    losses = {}
+    for rank in (0, 1):
+        monkeypatch.setattr(_noise, "_rank", lambda rank=rank: rank)
+        for alike in (True, False):
+            arguments = (scores.to(DEVICE), target.to(DEVICE), None, None, drawn, alike, 3, 1.0, 0.3, 2, -100, "none")
+            losses[rank, alike] = noised_operator.forward(*arguments)[0]
+    assert torch.equal(losses[0, True], losses[1, True])
+    assert torch.equal(losses[0, True], losses[0, False])
+    assert (losses[0, False] != losses[1, False]).all()
 
 
 @pytest.mark.parametrize("reduction", ["none", "mean", "sum"])

@@ -643,6 +643,24 @@ def test_configurations_of_a_cell_are_not_mixed() -> None:
     assert latest_setups([new, *old, elsewhere]) == [new, elsewhere]  # in whatever order the file has them
 
 
+def test_a_cell_may_have_numbers_of_several_configurations(tmp_path: Path) -> None:
+    results = [made_up(85.0), made_up(86.0, key="bbbbbbbbbb")]
+    write_results(tmp_path / "results.csv", results)
+    assert read_results(tmp_path / "results.csv") == results
+
+
+def test_an_accuracy_is_kept_in_percent_with_the_digits_that_many_images_give(tmp_path: Path) -> None:
+    run = RunFolder(tmp_path)
+    run.write_json("final.json", {"test": {"macro_top5": 12_345 / 50_000}})
+    assert measured(run, "test_macro", 5) == pytest.approx(24.69, abs=1e-4)
+
+
+def test_what_failed_of_every_table_is_told(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(running, "reproduce", lambda experiment, **options: ([], [f"{experiment.name} has failed"]))
+    with pytest.raises(sl.ShortlistError, match="imagenet has failed\nepoch-time has failed"):
+        cli.reproduce(place.command("imagenet", "epoch-time"))
+
+
 def timed(folder: Path, ends: Sequence[float], began: Sequence[int]) -> float | None:
     """What is measured of a run whose epochs ended then, in processes that began at these epochs."""
     run = RunFolder(folder)
@@ -691,6 +709,12 @@ def test_intervals_are_those_of_student(count: int) -> None:
     values = torch.randn(count, dtype=torch.float64).tolist()
     low, high = stats.t.interval(0.95, count - 1, loc=0, scale=stats.sem(values))
     assert interval_half_width(values) == pytest.approx((high - low) / 2, rel=1e-3)
+
+
+def test_numbers_of_tiny_data_stand_in_no_table_beside_real_ones() -> None:
+    experiment, real = EXPERIMENTS["cifar100-top5"], [made_up(85.0)]
+    tiny = made_up(3.0, scale="smoke", epochs=2, seed=1)
+    assert comparison(experiment, [*real, tiny]) == comparison(experiment, real)
 
 
 def test_a_table_has_a_line_for_each_length() -> None:

@@ -215,6 +215,32 @@ def test_what_was_typed_was_set_even_if_it_is_the_recipes_value(
         cli.tune([*small_arguments, "--loss.name", "ldam", *typed.split()])
 
 
+def test_every_option_of_the_command_reaches_the_search(
+    small_arguments: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: dict[str, Any] = {}
+
+    def noted(config: RunConfig, **options: Any) -> Findings:
+        asked.update(options)
+        raise ShortlistError("seen enough")
+
+    monkeypatch.setattr(tuning, "tune", noted)
+    options = "--grid given --search optim.lr=1,2 --trials 3 --storage here.db --prune --csv a.csv --lost-after 2.5"
+    with pytest.raises(ShortlistError, match="seen enough"):
+        cli.tune([*small_arguments, *options.split()])
+    assert {"loss.k", "train.epochs"} <= {*asked.pop("fixed")}
+    del asked["say"]
+    assert asked == {
+        "grid": "given",
+        "search": ("optim.lr=1,2",),
+        "trials": 3,
+        "storage": "here.db",
+        "prune": True,
+        "csv_path": Path("a.csv"),
+        "lost_after": 2.5,
+    }
+
+
 def test_a_search_that_would_be_forgotten_is_refused(small_arguments: list[str]) -> None:
     with pytest.raises(ShortlistError, match="give --search once"):
         cli.tune([*small_arguments, "--search", "loss.tau=1,2", "--search", "optim.lr=0.1,0.2"])
@@ -451,6 +477,16 @@ def test_a_study_does_not_go_on_with_other_images(config: RunConfig) -> None:
     shutil.rmtree(default_folder(second))
     np.savez("mine.npz", **arrays)
     assert [trial.state for trial in tune(mine).trials] == ["complete"] * 2
+
+
+def test_a_run_on_other_images_is_no_trial_of_a_new_study(config: RunConfig) -> None:
+    arrays = dict(np.load(config.data.root))
+    np.savez("mine.npz", **arrays)
+    mine = replace(config, data=replace(config.data, root="mine.npz"))
+    train(changed(mine, {"loss.tau": 0.1}), quiet=True)
+    np.savez("mine.npz", **arrays | {"train_x": 2 * arrays["train_x"]})
+    with pytest.raises(ShortlistError, match="training images are not those"):
+        tune(mine)
 
 
 def test_a_study_that_has_measured_nothing_takes_any_images(config: RunConfig, monkeypatch: pytest.MonkeyPatch) -> None:
