@@ -14,7 +14,16 @@ from typing import Any
 
 import numpy as np
 
-from shortlist.config import DataConfig, LossConfig, ModelConfig, OptimConfig, RunConfig, TrainConfig, from_dict
+from shortlist.config import (
+    DataConfig,
+    LossConfig,
+    ModelConfig,
+    OptimConfig,
+    RunConfig,
+    TrainConfig,
+    from_dict,
+    to_dict,
+)
 
 NUM_CLASSES = 12
 
@@ -45,6 +54,22 @@ def small_config(data: Path, **overrides: Any) -> RunConfig:
         "train": TrainConfig(epochs=8, batch_size=16, ks=(1, 3), device="cpu"),
     }
     return RunConfig(**(settings | overrides))
+
+
+def config_arguments(config: RunConfig) -> list[str]:
+    """The command line that turns a recipe into this configuration."""
+    sections = to_dict(config)
+    arguments = []
+    for section in ("data", "model", "loss", "optim", "train"):
+        for name, value in sections[section].items():
+            flag = f"--{section}.{name.replace('_', '-')}"
+            if isinstance(value, bool):
+                arguments.append(flag if value else flag.replace(f"{section}.", f"{section}.no-"))
+            elif isinstance(value, list):
+                arguments += [flag, *map(str, value)]
+            elif value != "":
+                arguments += [flag, str(value)]
+    return arguments
 
 
 def outcome(folder: Path) -> dict[str, Any]:

@@ -35,7 +35,7 @@ from shortlist.stopping import StopRequests
 from shortlist.training import DivergedError, Interrupted, Trainer, make_fabric, run_to_the_end, train
 from shortlist.whole_files import WRITING
 from tests.data.pictures import put_classes
-from tests.small_runs import NUM_CLASSES, outcome, small_config, write_embeddings
+from tests.small_runs import NUM_CLASSES, config_arguments, outcome, small_config, write_embeddings
 
 
 @pytest.fixture(scope="module")
@@ -51,22 +51,6 @@ def undisturbed(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def shortlist(*arguments: str | Path, **options: object) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "shortlist", *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True, check=False, **options)  # type: ignore[call-overload,no-any-return]
-
-
-def config_arguments(config: RunConfig) -> list[str]:
-    """The command line that turns a recipe into this configuration."""
-    sections = to_dict(config)
-    arguments = []
-    for section in ("data", "model", "loss", "optim", "train"):
-        for name, value in sections[section].items():
-            flag = f"--{section}.{name.replace('_', '-')}"
-            if isinstance(value, bool):
-                arguments.append(flag if value else flag.replace(f"{section}.", f"{section}.no-"))
-            elif isinstance(value, list):
-                arguments += [flag, *map(str, value)]
-            elif value != "":
-                arguments += [flag, str(value)]
-    return arguments
 
 
 def assert_close(one: dict[str, float | None], other: dict[str, float | None], rel: float) -> None:

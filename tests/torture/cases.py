@@ -1,0 +1,95 @@
+"""What a part of the torture is, and what comes out of it."""
+
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import ClassVar
+
+LISTED = 20
+"""Failures that a report shows of each part; the others are counted."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What one case did."""
+
+    case: int
+    what: str
+    """The case in words."""
+    problems: tuple[str, ...] = ()
+    counts: dict[str, int] = field(default_factory=dict)
+    """What was done, e.g. how many kills."""
+
+
+class Part(ABC):
+    """A list of cases. Made before the workers are forked, so it may hold what takes time to prepare."""
+
+    name: ClassVar[str]
+    promise: ClassVar[str]
+    """What holds if no case fails."""
+
+    @abstractmethod
+    def __len__(self) -> int:
+        """Number of cases."""
+
+    @abstractmethod
+    def run(self, case: int) -> Outcome:
+        """Run one case, here and now."""
+
+    def share(self, size: int) -> Sequence[int]:
+        """About ``size`` cases, spread over all of them."""
+        # A stride without a common factor with the lists that the cases are made of, or some kinds would never be hit.
+        stride = max(1, len(self) // size) | 1
+        return range(0, len(self), stride)
+
+
+@dataclass
+class Tally:
+    """The outcomes of a part, added up."""
+
+    part: str
+    promise: str
+    seed: int
+    cases: int = 0
+    counts: Counter[str] = field(default_factory=Counter)
+    failed: list[Outcome] = field(default_factory=list)
+    seconds: float = 0.0
+
+    def add(self, outcomes: Iterable[Outcome]) -> None:
+        for outcome in outcomes:
+            self.cases += 1
+            self.counts.update(outcome.counts)
+            if outcome.problems:
+                self.failed.append(outcome)
+
+
+def as_markdown(tallies: Sequence[Tally]) -> str:
+    """A table of the parts, then the first failures of each."""
+    lines = ["| part | cases | held | failed | seconds | what was done |", "| --- | ---: | ---: | ---: | ---: | --- |"]
+    for tally in tallies:
+        done = ", ".join(f"{count:,} {what}" for what, count in tally.counts.items())
+        held = tally.cases - len(tally.failed)
+        lines.append(
+            f"| {tally.part} | {tally.cases:,} | {held:,} | {len(tally.failed):,} | {tally.seconds:.0f} | {done} |"
+        )
+    for tally in tallies:
+        if not tally.failed:
+            continue
+        lines += ["", f"## {tally.part}: {len(tally.failed)} failed", "", f"Promise: {tally.promise}", ""]
+        for outcome in tally.failed[:LISTED]:
+            lines.append(f"- `--seed {tally.seed} --only {tally.part} --case {outcome.case}`: {outcome.what}")
+            lines += [f"  - {_one_line(problem)}" for problem in outcome.problems[:4]]
+        if len(tally.failed) > LISTED:
+            others = ", ".join(str(outcome.case) for outcome in tally.failed[LISTED:])
+            lines.append(f"- and cases {others}")
+    return "\n".join(lines) + "\n"
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())[:600]
+
+
+def write_report(path: Path, tallies: Sequence[Tally]) -> None:
+    path.write_text(f"# Torture\n\n{as_markdown(tallies)}")
