@@ -11,11 +11,18 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 from tests.support.forked import import_the_program
+from tests.torture.bad_calls import BadCalls
+from tests.torture.calls import Calls
 from tests.torture.cases import Outcome, Part, Tally, as_markdown, write_report
 from tests.torture.folders import Folders
 from tests.torture.kills import Kills
 
-PARTS: dict[str, Callable[[int, Path], Part]] = {"kills": Kills, "folders": Folders}
+PARTS: dict[str, Callable[[int, Path], Part]] = {
+    "kills": Kills,
+    "folders": Folders,
+    "calls": Calls,
+    "bad-calls": BadCalls,
+}
 QUICK = {"kills": 12, "folders": 24, "calls": 400, "bad-calls": 400}
 """About how many cases of each part are run by ``--quick``."""
 

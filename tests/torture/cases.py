@@ -1,5 +1,6 @@
 """What a part of the torture is, and what comes out of it."""
 
+import random
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -39,10 +40,9 @@ class Part(ABC):
         """Run one case, here and now."""
 
     def share(self, size: int) -> Sequence[int]:
-        """About ``size`` cases, spread over all of them."""
-        # A stride without a common factor with the lists that the cases are made of, or some kinds would never be hit.
-        stride = max(1, len(self) // size) | 1
-        return range(0, len(self), stride)
+        """So many cases, drawn from all of them; the same ones every time."""
+        chance = random.Random(self.name)
+        return sorted(chance.sample(range(len(self)), min(size, len(self))))
 
 
 @dataclass

@@ -1,0 +1,527 @@
+"""Random calls of every public loss and operator, judged by the formulas in ``formulas.py``."""
+
+import math
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+import shortlist as sl
+from shortlist import functional
+from tests.torture import formulas
+from tests.torture.cases import Outcome, Part
+from tests.torture.formulas import Row
+
+_SECONDS = 30
+_GRADIENT_SHARE = 0.3
+# How many roundings an answer may be off. Sums over a row have a few dozen terms.
+_ROUNDINGS = 64
+
+
+class TooSlowError(Exception):
+    """A call has run past its time limit."""
+
+
+@contextmanager
+def time_limit(seconds: int) -> Iterator[None]:
+    def stop(number: int, frame: object) -> None:
+        raise TooSlowError(f"ran for more than {seconds} s")
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.alarm(seconds)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+
+
+@dataclass(frozen=True)
+class Loss:
+    """A loss as a function, as a Module, and as a formula for one row and label."""
+
+    formula: Callable[..., Any]
+    module: Callable[..., torch.nn.Module]
+    noised: bool = False
+    settings: tuple[str, ...] = ()
+    """What the formula takes beside row, label and noise."""
+    most_k: int = -1
+    """Largest K: L (0) or L - 1 (-1)."""
+    most_classes: int = 40
+
+
+LOSSES = {
+    "topk_error": Loss(formulas.topk_error, sl.TopKError, settings=("k",), most_k=0),
+    "topk_hinge": Loss(formulas.topk_hinge, sl.TopKHinge, settings=("k",)),
+    "convex_topk_hinge": Loss(formulas.convex_topk_hinge, sl.ConvexTopKHinge, settings=("k",)),
+    "calibrated_topk_hinge": Loss(formulas.calibrated_topk_hinge, sl.CalibratedTopKHinge, settings=("k",)),
+    "smooth_topk_hinge": Loss(formulas.smooth_topk_hinge, sl.SmoothTopKHinge, settings=("k", "tau"), most_classes=8),
+    "focal": Loss(formulas.focal, sl.FocalLoss, settings=("gamma",)),
+    "ldam": Loss(formulas.ldam, sl.LDAMLoss, settings=("class_counts", "max_margin", "scale")),
+    "logit_adjusted": Loss(formulas.logit_adjusted, sl.LogitAdjustedLoss, settings=("class_counts", "tau")),
+    "noised_topk_hinge": Loss(formulas.noised_topk_hinge, sl.NoisedTopKHinge, noised=True, settings=("k", "epsilon")),
+    "imbalanced_noised_topk_hinge": Loss(
+        formulas.imbalanced_noised_topk_hinge,
+        sl.ImbalancedNoisedTopKHinge,
+        noised=True,
+        settings=("class_counts", "k", "epsilon", "max_margin", "scale"),
+    ),
+}
+OPERATORS: dict[str, Callable[..., Tensor]] = {
+    "topk_value": sl.topk_value,
+    "topk_sum": sl.topk_sum,
+    "smooth_topk": sl.smooth_topk,
+    "smooth_topk_sum": sl.smooth_topk_sum,
+    "exact_topk": sl.exact_topk,
+}
+OTHERS = ("class_margins", "CosineLinear", "TopKMetrics")
+NAMES = (*LOSSES, *OPERATORS, *OTHERS)
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call, its arguments all by name."""
+
+    name: str
+    arguments: dict[str, Any]
+    as_module: bool = False
+    generic: bool = False
+    """True if no two scores are equal, so that there is a gradient."""
+
+    def __call__(self) -> Any:
+        arguments = dict(self.arguments)
+        if self.name in OPERATORS:
+            return OPERATORS[self.name](**arguments)
+        if self.name == "class_margins":
+            return sl.class_margins(**arguments)
+        if self.name == "CosineLinear":
+            features, directions = arguments["features"], arguments["directions"]
+            head = sl.CosineLinear(directions.shape[1], directions.shape[0], dtype=directions.dtype)
+            head.weight.data = directions
+            return head(features)
+        if self.name == "TopKMetrics":
+            metrics = sl.TopKMetrics(arguments["num_classes"], arguments["ks"])
+            metrics.update(arguments["scores"], arguments["target"])
+            return metrics.compute()
+        if not self.as_module:
+            return getattr(functional, self.name)(**arguments)
+        at_call = {name: arguments.pop(name) for name in ("noise", "generator") if name in arguments}
+        inputs = [arguments.pop(name) for name in ("scores", "target") if name in arguments]
+        return LOSSES[self.name].module(**arguments)(*inputs, **at_call)
+
+    def __str__(self) -> str:
+        shown = ", ".join(f"{name}={_shown(value)}" for name, value in self.arguments.items())
+        return f"{self.name}({shown}){' as a Module' if self.as_module else ''}"
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, Tensor):
+        kind = f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
+        if value.numel() <= 12 and not value.is_meta:
+            return f"{kind} {value.tolist()}"
+        return kind
+    return repr(value)[:80]
+
+
+Chance = np.random.Generator
+
+
+def random_call(chance: Chance, name: str | None = None) -> Call:
+    name = name or str(chance.choice(NAMES))
+    if name in LOSSES:
+        return _random_loss(chance, name)
+    if name in OPERATORS:
+        return _random_operator(chance, name)
+    if name == "class_margins":
+        return Call(name, {"class_counts": _counts(chance, 6), "max_margin": float(chance.choice([0, 0.2, 3.0]))})
+    if name == "CosineLinear":
+        dtype = torch.float64 if chance.random() < 0.5 else torch.float32
+        shape = (*chance.integers(1, 4, size=chance.integers(0, 3)), 5)
+        features = torch.from_numpy(10.0 ** chance.uniform(-3, 4) * chance.normal(size=shape)).to(dtype)
+        return Call(name, {"features": features, "directions": torch.from_numpy(chance.normal(size=(4, 5))).to(dtype)})
+    num_classes, rows = int(chance.integers(2, 9)), int(chance.integers(1, 20))
+    scores, _ = _scores(chance, (rows, num_classes), torch.float32)
+    target = torch.from_numpy(chance.integers(num_classes, size=rows))
+    ks = tuple(sorted({1, int(chance.integers(1, num_classes + 1))}))
+    return Call(name, {"scores": scores, "target": target, "num_classes": num_classes, "ks": ks})
+
+
+def _random_loss(chance: Chance, name: str) -> Call:
+    loss = LOSSES[name]
+    num_classes = int(chance.integers(2, 8 if chance.random() < 0.8 else loss.most_classes))
+    num_classes = min(num_classes, loss.most_classes)
+    rows = int(chance.integers(0, 5)) if chance.random() < 0.1 else int(chance.integers(1, 5))
+    further = [int(size) for size in chance.integers(1, 4, size=chance.choice([0, 0, 0, 1, 2]))]
+    shape = (rows, num_classes, *further) if chance.random() < 0.85 else (num_classes,)
+    scores, generic = _scores(chance, shape, _dtype(chance))
+    if chance.random() < 0.05 and scores.numel():
+        scores.view(-1)[int(chance.integers(scores.numel()))] = float(chance.choice([math.nan, math.inf, -math.inf]))
+        generic = False
+    arguments: dict[str, Any] = {"scores": scores}
+    labels_shape = shape[:1] + shape[2:] if len(shape) > 1 else ()
+    arguments["reduction"] = str(chance.choice(["mean", "sum", "none"]))
+    if chance.random() < 0.7:
+        labels = torch.from_numpy(np.asarray(chance.integers(num_classes, size=labels_shape)))
+        if chance.random() < 0.3:
+            ignored = int(chance.choice([-100, -1, 0, 10_000]))
+            labels = torch.where(torch.from_numpy(np.asarray(chance.random(labels_shape) < 0.3)), ignored, labels)
+            arguments["ignore_index"] = ignored
+        arguments["target"] = labels.to(torch.uint8) if chance.random() < 0.1 and (labels >= 0).all() else labels
+        if arguments["target"].dtype == torch.uint8 and arguments.get("ignore_index", 0) > 255:
+            arguments["target"] = labels
+    else:
+        probabilities = chance.dirichlet(np.full(num_classes, 0.5), size=labels_shape)
+        class_last = torch.from_numpy(np.asarray(probabilities)).reshape(*labels_shape, num_classes)
+        arguments["target"] = class_last.movedim(-1, min(1, len(shape) - 1)).to(scores.dtype)
+    if chance.random() < 0.3:
+        weight = chance.uniform(0, 2, size=num_classes) * (chance.random(num_classes) < 0.9)
+        arguments["weight"] = torch.from_numpy(weight).to(scores.dtype)
+    if "k" in loss.settings:
+        arguments["k"] = int(chance.integers(1, num_classes + loss.most_k + 1))
+    if "class_counts" in loss.settings:
+        arguments["class_counts"] = _counts(chance, num_classes)
+    if "tau" in loss.settings:
+        arguments["tau"] = float(chance.choice([0.0, 0.01, 0.1, 1.0, 1.5, 20.0]))
+    if "gamma" in loss.settings:
+        arguments["gamma"] = float(chance.choice([0.0, 0.5, 1.0, 2.0, 5.0]))
+    if "max_margin" in loss.settings:
+        arguments["max_margin"] = float(chance.choice([0.0, 0.2, 0.5, 3.0]))
+        arguments["scale"] = float(chance.choice([0.1, 1.0, 30.0, 50.0]))
+    if loss.noised:
+        arguments["epsilon"] = _epsilon(chance)
+        if chance.random() < 0.15:
+            arguments["n_samples"] = math.inf
+        else:
+            arguments["noise"] = _noise(chance, scores)
+    return Call(name, arguments, as_module=chance.random() < 0.4, generic=generic)
+
+
+def _random_operator(chance: Chance, name: str) -> Call:
+    shape = tuple(int(size) for size in chance.integers(1, 6, size=chance.integers(1, 4)))
+    dim = int(chance.integers(-len(shape), len(shape)))
+    size = int(chance.integers(1, 12))
+    shape = tuple(size if place == dim % len(shape) else other for place, other in enumerate(shape))
+    x, generic = _scores(chance, shape, _dtype(chance))
+    if chance.random() < 0.05:
+        x.view(-1)[int(chance.integers(x.numel()))] = math.nan
+        generic = False
+    arguments: dict[str, Any] = {"x": x, "k": int(chance.integers(1, size + 1))}
+    if chance.random() < 0.8 or dim % len(shape) != len(shape) - 1:
+        arguments["dim"] = dim
+    if name.startswith(("smooth", "exact")):
+        arguments["epsilon"] = _epsilon(chance)
+    if name.startswith("smooth"):
+        arguments["noise"] = _noise(chance, x)
+    return Call(name, arguments, generic=generic)
+
+
+def _dtype(chance: Chance) -> torch.dtype:
+    choices = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+    return choices[int(chance.choice(4, p=[0.5, 0.3, 0.1, 0.1]))]
+
+
+def _scores(chance: Chance, shape: tuple[int, ...], dtype: torch.dtype) -> tuple[Tensor, bool]:
+    """Scores at any scale, with ties or outliers now and then; and True if no two are equal."""
+    values = chance.normal(size=shape)
+    ties = chance.random() < 0.25
+    if ties:
+        values = np.round(values)
+    values = values * 10.0 ** chance.uniform(-3, 4)
+    if chance.random() < 0.15:
+        values = np.where(chance.random(shape) < 0.2, values * 10.0 ** chance.uniform(2, 6), values)
+    if chance.random() < 0.15:
+        values = values + 10.0 ** chance.uniform(0, 4)
+    if dtype == torch.float16:
+        values = np.clip(values, -6e4, 6e4)
+    return torch.from_numpy(np.asarray(values)).to(dtype), not ties and dtype == torch.float64
+
+
+def _epsilon(chance: Chance) -> float:
+    return 0.0 if chance.random() < 0.1 else float(10.0 ** chance.uniform(-6, 1))
+
+
+def _noise(chance: Chance, like: Tensor) -> Tensor:
+    draws = int(chance.integers(1, 5))
+    dtype = like.dtype if chance.random() < 0.8 else torch.float32
+    return torch.from_numpy(chance.normal(size=(*like.shape, draws))).to(dtype)
+
+
+def _counts(chance: Chance, num_classes: int) -> Any:
+    counts = chance.integers(1, 10 ** int(chance.integers(1, 6)), size=num_classes)
+    form = int(chance.integers(4))
+    if form == 0:
+        return [int(count) for count in counts]
+    return torch.from_numpy(counts if form == 1 else counts + 0.5 * (form == 3)).to(
+        torch.int64 if form == 1 else torch.float64
+    )
+
+
+# The judge ------------------------------------------------------------------------------------------------------------
+
+
+def wide(tensor: Tensor) -> Row:
+    return tensor.detach().double().numpy().astype(np.longdouble)
+
+
+def working(tensor: Tensor) -> torch.dtype:
+    return torch.float64 if tensor.dtype == torch.float64 else torch.float32
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What a call should give, and how far off roundings may leave it."""
+
+    value: Row
+    tolerance: Row
+
+
+def expected(call: Call) -> Expected:
+    if call.name in LOSSES:
+        return _expected_loss(call)
+    if call.name in OPERATORS:
+        return _expected_operator(call)
+    if call.name == "class_margins":
+        counts, largest = call.arguments["class_counts"], call.arguments["max_margin"]
+        precise = isinstance(counts, Tensor) and counts.dtype == torch.float64
+        value = formulas.margins(np.asarray(counts, dtype=np.longdouble), largest)
+        return Expected(value, np.abs(value) * (1e-14 if precise else 1e-6))
+    features, directions = call.arguments["features"], call.arguments["directions"]
+    value = formulas.cosines(wide(features), wide(directions))
+    return Expected(value, np.full(value.shape, _ROUNDINGS * torch.finfo(features.dtype).eps, np.longdouble))
+
+
+def _expected_loss(call: Call) -> Expected:
+    arguments = call.arguments
+    scores, target = arguments["scores"], arguments["target"]
+    class_dim = min(1, scores.dim() - 1)
+    rows = np.moveaxis(wide(scores), class_dim, -1)
+    num_classes = rows.shape[-1]
+    flat = rows.reshape(-1, num_classes)
+    epsilon = torch.finfo(working(scores)).eps
+    noise = arguments.get("noise")
+    draws = None
+    if noise is not None:
+        turned = np.moveaxis(wide(noise.to(working(scores))), class_dim, -2)
+        draws = turned.reshape(len(flat), num_classes, noise.shape[-1])
+    weight = np.ones(num_classes, np.longdouble) if "weight" not in arguments else wide(arguments["weight"])
+    losses, errors, shares = [], [], []
+    of_classes = target.is_floating_point()
+    labels = wide(target) if of_classes else target.numpy().astype(np.int64)
+    labels = np.moveaxis(labels, class_dim, -1).reshape(-1, num_classes) if of_classes else labels.reshape(-1)
+    for place, (row, label) in enumerate(zip(flat, labels, strict=True)):
+        if not of_classes and label == arguments.get("ignore_index", -100):
+            losses.append(np.longdouble(0))
+            errors.append(np.longdouble(0))
+            shares.append(np.longdouble(0))
+            continue
+        candidates = {int(label): np.longdouble(1)} if not of_classes else dict(enumerate(label))
+        loss = error = np.longdouble(0)
+        for candidate, probability in candidates.items():
+            value = np.longdouble(math.nan)
+            if np.isfinite(row).all():
+                value = _row_loss(call, row, candidate, None if draws is None else draws[place])
+            factor = probability * weight[candidate]
+            loss += factor * value
+            error += factor * _ROUNDINGS * epsilon * (_magnitude(call, row, candidate) + abs(value))
+        losses.append(loss)
+        errors.append(error)
+        shares.append(np.longdouble(1) if of_classes else weight[label])
+    values, tolerances = np.array(losses, np.longdouble), np.array(errors, np.longdouble)
+    with np.errstate(all="ignore"):
+        if arguments["reduction"] == "none":
+            shape = rows.shape[:-1]
+            return Expected(values.reshape(shape), tolerances.reshape(shape))
+        tolerance = tolerances.sum() + _ROUNDINGS * epsilon * np.abs(values).sum()
+        if arguments["reduction"] == "sum":
+            return Expected(values.sum(), tolerance)
+        total = np.array(shares, np.longdouble).sum()
+        return Expected(values.sum() / total, tolerance / total)
+
+
+def _row_loss(call: Call, row: Row, label: int, draws: Row | None) -> Any:
+    settings = {name: call.arguments[name] for name in LOSSES[call.name].settings if name in call.arguments}
+    if "class_counts" in settings:
+        settings["class_counts"] = np.asarray(settings["class_counts"], dtype=np.longdouble)
+    if LOSSES[call.name].noised:
+        settings["noise"] = draws
+    return LOSSES[call.name].formula(row.copy(), label, **settings)
+
+
+def _magnitude(call: Call, row: Row, label: int) -> Any:
+    """Size of the numbers whose rounding reaches the loss of this row."""
+    with np.errstate(all="ignore"):
+        arguments, name = call.arguments, call.name
+        if name == "topk_error":
+            return np.longdouble(0)
+        top, own = formulas.descending(row), abs(row[label])
+        if name == "convex_topk_hinge":
+            return 1 + own + np.abs(top[: arguments["k"] + 1]).sum()
+        if name == "smooth_topk_hinge":
+            return 1 + arguments["tau"] * len(row) + own + np.abs(top[: arguments["k"] + 1]).sum()
+        if name in ("focal", "logit_adjusted"):
+            adjusted = arguments.get("tau", 0) * math.log(10**6)
+            return 1 + (1 + arguments.get("gamma", 0)) * (own + abs(top[0])) + adjusted
+        if name == "ldam":
+            return 1 + arguments["scale"] * (own + abs(top[0]) + arguments["max_margin"])
+        k = arguments["k"]
+        near = 1 + own + np.abs(top[k - 1 : k + 1]).sum() + 10 * arguments.get("epsilon", 0)
+        if arguments.get("n_samples") == math.inf:  # an integral: see the accuracy that docs/math.md states
+            near += arguments["epsilon"] * _QUADRATURE
+        return arguments.get("scale", 1) * (near + arguments.get("max_margin", 0))
+
+
+# Error of the integral for an expectation, in units of the working precision: about 1e-11 in float64, 1e-5 in float32.
+_QUADRATURE = 2000
+
+
+def _expected_operator(call: Call) -> Expected:
+    arguments = call.arguments
+    x, k, dim, name = arguments["x"], arguments["k"], arguments.get("dim", -1), call.name
+    rows = np.moveaxis(wide(x), dim, -1)
+    flat = rows.reshape(-1, rows.shape[-1])
+    draws = None
+    if "noise" in arguments:
+        noise = np.moveaxis(wide(arguments["noise"].to(working(x))), dim % x.dim(), -2)
+        draws = noise.reshape(*flat.shape, noise.shape[-1])
+    epsilon, rounding = arguments.get("epsilon", 0.0), torch.finfo(working(x)).eps
+    values, tolerances = [], []
+    for place, row in enumerate(flat):
+        top = np.abs(formulas.descending(row))
+        if np.isnan(row).any():
+            values.append(np.longdouble(math.nan))
+        elif draws is not None and epsilon:
+            smooth = formulas.smooth_top_sum if name.endswith("sum") else formulas.smooth_kth
+            values.append(smooth(row, k, epsilon, draws[place]))
+        elif name == "exact_topk":
+            values.append(formulas.expected_kth(row, k, epsilon))
+        else:
+            values.append(formulas.top_sum(row, k) if name.endswith("sum") else formulas.kth(row, k))
+        size = top[:k].sum() if name.endswith("sum") else top[k - 1]
+        size += epsilon * (_QUADRATURE if name == "exact_topk" else 10 * k)
+        tolerances.append(_ROUNDINGS * rounding * size)
+    shape = rows.shape[:-1]
+    return Expected(np.array(values, np.longdouble).reshape(shape), np.array(tolerances, np.longdouble).reshape(shape))
+
+
+def compare(found: Tensor, want: Expected, dtype: torch.dtype) -> str:
+    """What is wrong with an answer; empty if nothing is."""
+    if found.dtype != dtype:
+        return f"dtype {found.dtype}, not {dtype}"
+    value = np.asarray(want.value)
+    if tuple(found.shape) != value.shape:
+        return f"shape {tuple(found.shape)}, not {value.shape}"
+    got, limits = wide(found), torch.finfo(dtype)
+    with np.errstate(all="ignore"):
+        # The last rounding is to the dtype of the answer, which may be too short for it.
+        tolerance = np.asarray(want.tolerance) + 2 * limits.eps * np.abs(value) + 4 * limits.tiny
+        same = (np.abs(got - value) <= tolerance) | (np.isnan(got) & np.isnan(value))
+        same |= np.isinf(got) & (np.abs(value) >= limits.max * (1 - limits.eps)) & (np.sign(got) == np.sign(value))
+    if same.all():
+        return ""
+    worst = int(np.argmin(same.reshape(-1)))
+    return (
+        f"got {float(got.reshape(-1)[worst])!r} where the formula gives {float(value.reshape(-1)[worst])!r}, "
+        f"beyond the tolerance {float(tolerance.reshape(-1)[worst]):.2g}"
+    )
+
+
+def gradient_problem(call: Call, chance: Chance) -> tuple[str, int]:
+    """Compare autograd with central differences of the formula; returns what is wrong, and how many were compared.
+
+    Entries beside a kink are left out: there the differences to the two sides disagree.
+    """
+    name = "scores" if call.name in LOSSES else "x"
+    scores = call.arguments[name].detach().clone().requires_grad_()
+    answer = replace(call, arguments=call.arguments | {name: scores})()
+    mix = torch.from_numpy(np.asarray(chance.uniform(0.5, 1.5, size=tuple(answer.shape))))
+    (gradient,) = torch.autograd.grad((answer * mix).sum(), scores)
+    if not torch.isfinite(gradient).all():
+        return f"a gradient that is not finite: {gradient.tolist()}", 1
+    step = 1e-6 * min(_smallest_scale(call), float(scores.detach().abs().max()) or 1.0)
+    if np.finfo(np.longdouble).eps * float(scores.detach().abs().max()) > 1e-6 * step:
+        return "", 0  # beside scores so large the differences would be rounding alone
+    largest = float(gradient.abs().max())
+    compared = 0
+    for place in range(scores.numel()):
+        sides = []
+        for move in (-step, 0.0, step):
+            moved = scores.detach().clone()
+            moved.view(-1)[place] += move
+            value = expected(replace(call, arguments=call.arguments | {name: moved})).value
+            sides.append((value * mix.numpy()).sum())
+        taken = float(moved.view(-1)[place]) - float(scores.detach().view(-1)[place])
+        left, right = float((sides[1] - sides[0]) / step), float((sides[2] - sides[1]) / step)
+        # Scores near 1e10 are too coarse for such a step.
+        if abs(left - right) > 1e-3 * (1e-3 + largest) or abs(taken - step) > 1e-4 * step:
+            continue
+        compared += 1
+        got, want = float(gradient.reshape(-1)[place]), (left + right) / 2
+        if abs(got - want) > 2e-3 * (largest + 1e-3):
+            return f"the gradient at entry {place} is {got!r}, and by central differences {want!r}", compared
+    return "", compared
+
+
+def _smallest_scale(call: Call) -> float:
+    """The shortest distance over which the formula bends."""
+    arguments = call.arguments
+    bends = [arguments.get("epsilon") or 1.0, arguments.get("tau") or 1.0]
+    if call.name == "ldam":
+        bends.append(1 / arguments["scale"])
+    return min(bends)
+
+
+class Calls(Part):
+    name = "calls"
+    promise = "every loss and operator gives the number of its formula, and its gradient, for whatever it accepts"
+
+    def __init__(self, seed: int, work: Path, *, count: int = 12_000) -> None:
+        self.seed, self.count = seed, count
+
+    def __len__(self) -> int:
+        return self.count
+
+    def run(self, case: int) -> Outcome:
+        chance = np.random.default_rng([self.seed, 1, case])
+        call = random_call(chance, NAMES[case % len(NAMES)])
+        counts, problems = {"values": 1}, []
+        try:
+            with time_limit(_SECONDS), torch.random.fork_rng(devices=[]):
+                if problem := value_problem(call):
+                    problems.append(problem)
+                elif chance.random() < _GRADIENT_SHARE and self._has_gradient(call):
+                    problem, compared = gradient_problem(call, chance)
+                    counts["partial derivatives"] = compared
+                    problems += [problem] if problem else []
+        except TooSlowError as error:
+            problems.append(str(error))
+        except Exception as error:
+            problems.append(f"{type(error).__name__}: {error}")
+        return Outcome(case, str(call), tuple(problems), counts)
+
+    @staticmethod
+    def _has_gradient(call: Call) -> bool:
+        arguments = call.arguments
+        differentiable = call.name in OPERATORS or (call.name in LOSSES and call.name != "topk_error")
+        if not differentiable:
+            return False
+        small = next(0 < arguments[name].numel() <= 40 for name in ("scores", "x") if name in arguments)
+        # A mean over rows that are all ignored, or of no weight, is NaN by design.
+        defined = arguments.get("reduction") != "mean" or not {"ignore_index", "weight"} & arguments.keys()
+        return small and defined and call.generic
+
+
+def value_problem(call: Call) -> str:
+    found = call()
+    if call.name == "TopKMetrics":
+        scores, target = call.arguments["scores"], call.arguments["target"]
+        want = formulas.accuracies(wide(scores), target.numpy(), call.arguments["ks"])
+        wrong = {name: float(found[name]) for name, value in want.items() if abs(found[name] - value) > 1e-6}
+        return f"got {wrong}, and counting gives {want}" if wrong else ""
+    like = next((call.arguments[name] for name in ("scores", "x", "features") if name in call.arguments), found)
+    return compare(found, expected(call), like.dtype)
