@@ -1,5 +1,6 @@
 """Run folders: whole files or none, nobody's run overwritten, damage found and named."""
 
+import itertools
 import json
 import multiprocessing
 import os
@@ -16,6 +17,8 @@ from shortlist import ShortlistError
 from shortlist.config import RunConfig, to_dict
 from shortlist.runs import RunFolder, as_safetensors, file_digest, find_runs
 from shortlist.whole_files import WRITING, written_whole
+from tests.support.file_operations import watched
+from tests.support.forked import Ended, run_forked
 
 
 @pytest.fixture
@@ -257,3 +260,23 @@ def test_wrong_paths_are_explained(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises(ShortlistError, match="there is no run in"):
         find_runs([tmp_path / "empty"])
+
+
+def test_killed_at_any_moment_of_writing_the_best_weights_a_run_still_has_some(tmp_path: Path) -> None:
+    old, new = (as_safetensors({"weight": torch.full((3,), float(number))}) for number in (1, 2))
+
+    def write_until(operation: int) -> Ended:
+        def write() -> None:
+            with watched(tmp_path, kill_before=operation):
+                RunFolder(tmp_path).save_best(new)
+
+        RunFolder(tmp_path).save_best(old)
+        return run_forked(write, seconds=60)
+
+    for operation in itertools.count(1):
+        ended = write_until(operation)
+        assert (tmp_path / "best.safetensors").read_bytes() in (old, new)
+        if ended.code == 0:
+            break
+        assert ended.killed, ended
+    assert operation > 6

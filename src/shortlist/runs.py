@@ -321,10 +321,10 @@ class RunFolder:
 
     def save_best(self, content: bytes) -> None:
         """Keep these weights (``as_safetensors``), and those before in case the checkpoint that names these is lost."""
-        best, before = self._own(_BEST), self._own(_BEST_BEFORE)
+        best = self._own(_BEST)
         if best.is_file():
-            before.parent.mkdir(exist_ok=True)
-            best.replace(before)
+            # A copy, not a move: a process killed here leaves weights to evaluate.
+            self.write_file(_BEST_BEFORE, best.read_bytes())
         self.write_file(_BEST, content)
 
     def restore_best(self, digest: str) -> bool:

@@ -1,6 +1,6 @@
 """Run a function in a forked child: a real process, without the seconds that importing torch takes.
 
-The parent must have no threads when it forks: call ``import_the_program`` first, and train in children only.
+A parent whose children train must have no threads: it calls ``import_the_program`` first, and trains in children only.
 """
 
 import atexit
@@ -11,6 +11,7 @@ import signal
 import sys
 import tempfile
 import traceback
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -67,7 +68,10 @@ def run_forked(work: Callable[[], object], *, seconds: float, kill_after: float 
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
         sys.stdout.flush()
         sys.stderr.flush()
-        child = os.fork()
+        with warnings.catch_warnings():
+            # From Python 3.12 on a fork beside threads, such as those of pytest-xdist, warns.
+            warnings.simplefilter("ignore", DeprecationWarning)
+            child = os.fork()
         if child == 0:
             _be_the_child(work, out, err)
         asked = kill_after is not None and not _wait(child, kill_after)
