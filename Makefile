@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: test test-gpu demo lint types unit format clean
+.PHONY: test test-gpu torture demo lint types unit format clean
 
 test: lint types unit
 
@@ -18,6 +18,10 @@ types: $(VENV)/installed
 # them: what its tests share is then made once.
 unit: $(VENV)/installed
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist loadfile -q
+
+# Kills, damaged folders and random calls, the same ones every time: about ten minutes. Writes torture.md.
+torture: $(VENV)/installed
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.torture --out torture.md
 
 # Uses the python at hand: a GPU machine has its own build of torch.
 test-gpu:

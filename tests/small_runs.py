@@ -1,14 +1,6 @@
-"""Runs small enough for tests, and ways to break them off.
-
-``python -m tests.small_runs CONFIG FOLDER DEATH...`` trains in children that die as told, then in one that lives.
-A death ``write:7`` is a SIGKILL in the middle of the seventh write, ``rename:7`` right after it has taken effect, and
-``time:0.3`` one after 0.3 s of training.
-"""
+"""Runs small enough for tests."""
 
 import json
-import os
-import signal
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +13,6 @@ from shortlist.config import (
     OptimConfig,
     RunConfig,
     TrainConfig,
-    from_dict,
     to_dict,
 )
 
@@ -80,46 +71,3 @@ def outcome(folder: Path) -> dict[str, Any]:
     for line in lines:
         del line["train_seconds"]
     return {"final": final, "metrics": lines}
-
-
-def _die(death: str) -> None:
-    kind, _, when = death.partition(":")
-    if kind == "time":
-        signal.setitimer(signal.ITIMER_REAL, float(when))  # nobody handles SIGALRM, so it kills
-        return
-    left = int(when)
-    original: Any = {"write": os.fsync, "rename": os.replace}[kind]
-
-    def dying(*arguments: Any) -> Any:
-        nonlocal left
-        left -= 1
-        if kind == "rename":
-            original(*arguments)
-        if left == 0:
-            os.kill(os.getpid(), signal.SIGKILL)
-        if kind == "write":
-            original(*arguments)
-
-    setattr(os, "fsync" if kind == "write" else "replace", dying)
-
-
-def _main() -> None:
-    from shortlist.training import train
-
-    config, folder = from_dict(json.loads(Path(sys.argv[1]).read_text())), Path(sys.argv[2])
-    for death in (*sys.argv[3:], ""):
-        # Forking before torch has started any thread is safe, and saves an import for each death.
-        child = os.fork()
-        if child == 0:
-            if death:
-                _die(death)
-            train(config, folder=folder, resume=True, quiet=True)
-            os._exit(0)
-        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-        print(death or "alive", code, flush=True)
-        if code == 0:  # finished before its death
-            return
-
-
-if __name__ == "__main__":
-    _main()

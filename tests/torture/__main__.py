@@ -6,7 +6,7 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
@@ -17,7 +17,7 @@ from tests.torture.cases import Outcome, Part, Tally, as_markdown, write_report
 from tests.torture.folders import Folders
 from tests.torture.kills import Kills
 
-PARTS: dict[str, Callable[[int, Path], Part]] = {
+PARTS: dict[str, type[Part]] = {
     "kills": Kills,
     "folders": Folders,
     "calls": Calls,

@@ -32,6 +32,10 @@ class Part(ABC):
     """What holds if no case fails."""
 
     @abstractmethod
+    def __init__(self, seed: int, work: Path) -> None:
+        """The cases of this seed; ``work`` is an empty folder."""
+
+    @abstractmethod
     def __len__(self) -> int:
         """Number of cases."""
 
