@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from shortlist.config import LossConfig, OptimConfig, RunConfig, TrainConfig
-from shortlist.data import load_problem
+from shortlist.data.loading import load_problem
 from shortlist.evaluation import evaluate_run
 from shortlist.runs import RunFolder
 from shortlist.training import Trainer, make_fabric, run_to_the_end, train
