@@ -320,7 +320,7 @@ WRONG = [
     (["train", "folder", "--data.root", "/nowhere/at/all"], 1, "/nowhere/at/all"),
     (["train", "cifar100_table2_epsilon_1", "--data.root", "/nowhere"], 1, "/nowhere"),
     (["evaluate", "/nowhere"], 1, "there is no folder /nowhere"),
-    (["predict", "/nowhere", "/nowhere.png"], 1, "there is no file /nowhere.png"),
+    (["predict", "/nowhere", "/nowhere.png"], 1, "there is no folder /nowhere"),
     (["report", "/nowhere"], 1, "there is no folder /nowhere"),
     (["datasets", "cifar"], 1, "no data set 'cifar': perhaps cifar100?"),
     (["datasets", "CIFAR-100-LT"], 1, "no data set 'CIFAR-100-LT': perhaps cifar100?"),

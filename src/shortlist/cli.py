@@ -2,6 +2,8 @@
 
 Tables and results go to standard output, progress and messages to standard error. A failure exits with 1, a wrong
 command line with 2, an interruption with 130.
+
+Commands check their arguments first, and import what takes seconds (torch, above all) after that.
 """
 
 import dataclasses
@@ -98,12 +100,12 @@ def evaluate(arguments: list[str]) -> None:
     parsed = _parse(_EvaluateArguments, arguments, "evaluate")
 
     from shortlist.runs import RunFolder
-    from shortlist.whole_files import write_file
 
-    run = RunFolder.existing(parsed.run)  # before what takes seconds to import
+    run = RunFolder.existing(parsed.run)
 
     from shortlist.evaluation import evaluate_run
     from shortlist.recorded_data import has_other_training_images
+    from shortlist.whole_files import write_file
     from shortlist.wording import some_of
 
     result, problem = evaluate_run(run, split=parsed.split, ks=parsed.ks, root=parsed.root, device=parsed.device)
@@ -137,16 +139,21 @@ def predict(arguments: list[str]) -> None:
     """K suggestions for images: shortlist predict RUN IMAGES..."""
     parsed = _parse(_PredictArguments, arguments, "predict")
 
-    from shortlist.predicting import Predictor, image_files
     from shortlist.runs import RunFolder
-    from shortlist.wording import some_of
 
+    run = RunFolder.existing(parsed.run)
     if not parsed.images:
         raise ShortlistError("name image files, or folders of them")
+    for path in parsed.images:
+        if not path.exists():
+            raise ShortlistError(f"there is no file {path}")
+
+    from shortlist.predicting import Predictor, image_files
+    from shortlist.wording import some_of
+
     files, unused = image_files(parsed.images)
     if unused:
         _say(f"not used, as they are no image files: {len(unused)}: {some_of([str(path) for path in unused])}")
-    run = RunFolder.existing(parsed.run)
     k = run.config.loss.k if parsed.k is None else parsed.k
     if k < 1:
         raise ShortlistError(f"-k must be at least 1, got {k}")
@@ -175,10 +182,13 @@ def report(arguments: list[str]) -> None:
     """One HTML page that compares runs: shortlist report RUN..."""
     parsed = _parse(_ReportArguments, arguments, "report")
 
-    from shortlist.report.page import write_report
     from shortlist.runs import find_runs
 
-    print(write_report(find_runs(list(parsed.runs)), parsed.out))
+    runs = find_runs(list(parsed.runs))
+
+    from shortlist.report.page import write_report
+
+    print(write_report(runs, parsed.out))
 
 
 @dataclass(frozen=True)

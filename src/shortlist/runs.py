@@ -29,17 +29,16 @@ from datetime import UTC, datetime
 from importlib import metadata
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
-
-import safetensors
-import safetensors.torch
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Any
 
 from shortlist.config import RunConfig, differences, from_dict, to_dict
 from shortlist.errors import ShortlistError
 from shortlist.program.text import hide_passwords_of_word
 from shortlist.whole_files import WRITING, explained, locked, refuse_links, write_file
+
+# torch is imported where it is needed: a mistyped path must not wait for it.
+if TYPE_CHECKING:
+    from torch import Tensor
 
 _CHECKPOINTS_KEPT = 2
 _BEST = "best.safetensors"
@@ -271,6 +270,8 @@ class RunFolder:
 
     def save_checkpoint(self, state: dict[str, Any], step: int) -> None:
         """Keep the training state after ``step`` steps, and the one before it in case this one gets damaged."""
+        import torch
+
         buffer = io.BytesIO()
         torch.save(state, buffer)
         content = buffer.getbuffer()
@@ -336,7 +337,9 @@ class RunFolder:
                 return True
         return False
 
-    def load_best(self) -> dict[str, Tensor]:
+    def load_best(self) -> "dict[str, Tensor]":
+        import safetensors.torch
+
         path = self.path / _BEST
         if not path.is_file():
             raise ShortlistError(f"{self.path} has no weights yet: no epoch has finished")
@@ -408,7 +411,9 @@ def _short(value: Any) -> str:
     return reprlib.repr(value)
 
 
-def as_safetensors(weights: dict[str, Tensor]) -> bytes:
+def as_safetensors(weights: "dict[str, Tensor]") -> bytes:
+    import safetensors.torch
+
     return safetensors.torch.save({name: tensor.contiguous().cpu() for name, tensor in weights.items()})
 
 
@@ -418,6 +423,8 @@ def file_digest(path: Path) -> str:
 
 
 def _unpickled(content: bytes) -> dict[str, Any]:
+    import torch
+
     try:
         state = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
     except Exception:  # a pickle can fail in every way there is; torch's own message advises to run its code

@@ -53,6 +53,9 @@ WITHOUT_TORCH = [
     "bench --help",
     "bench --sweet",
     "demo --help",
+    "evaluate /nowhere",
+    "predict /nowhere photo.jpg",
+    "report /nowhere",
 ]
 
 
