@@ -439,13 +439,14 @@ def test_a_run_that_fails_does_not_stop_the_others(place: Place) -> None:
 
 def test_a_run_that_lost_files_does_not_stop_the_others(place: Place) -> None:
     results, _ = place.run(SMALL)
-    for name in ("final.json", "metrics.jsonl"):
-        (place.runs_root / results[0].run / name).unlink()
+    damaged = place.runs_root / results[0].run
+    (damaged / "final.json").unlink()
+    (damaged / "classes.json").write_text("null")
     results_file(place.results, SMALL, "smoke").unlink()
     others, failures = place.run(SMALL)
     assert {each.run for each in others} == {each.run for each in results} - {results[0].run}
     (message,) = failures
-    assert "metrics.jsonl is damaged: delete the folder" in message
+    assert f"{damaged}/classes.json is damaged" in message
 
 
 def test_a_file_that_fails_does_not_stop_the_others(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:

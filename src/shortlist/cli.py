@@ -17,6 +17,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from math import isfinite
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -30,6 +31,7 @@ from shortlist import __version__, recipes
 from shortlist.bench import Suite
 from shortlist.config import SETTINGS_OF, OptimConfig, RunConfig, differences
 from shortlist.errors import ShortlistError
+from shortlist.program.text import hide_passwords, printable
 from shortlist.reproduce import Scale
 
 if TYPE_CHECKING:
@@ -76,7 +78,7 @@ def train(arguments: list[str]) -> None:
             continue
         run = train(seeded, folder=folder, resume=parsed.resume)
         if _is_first_rank():
-            print(f"{run.path}  test {_percentages(read_result(run)['test'])}")
+            _show(f"{run.path}  test {_percentages(read_result(run)['test'])}")
 
 
 @dataclass(frozen=True)
@@ -161,7 +163,9 @@ def predict(arguments: list[str]) -> None:
     unreadable: list[ShortlistError] = []
     for path, suggestions in Predictor(run, parsed.device).suggest(files, k, unreadable.append):
         if parsed.json:
-            print(json.dumps({"image": str(path), "suggestions": [dataclasses.asdict(each) for each in suggestions]}))
+            # JSON has no NaN.
+            found = [{"name": each.name, "score": each.score if isfinite(each.score) else None} for each in suggestions]
+            print(json.dumps({"image": str(path), "suggestions": found}, allow_nan=False))
         else:
             table.add_row(str(path), *(f"{each.name} ({each.score:.3f})" for each in suggestions))
     if not parsed.json:
@@ -188,7 +192,7 @@ def report(arguments: list[str]) -> None:
 
     from shortlist.report.page import write_report
 
-    print(write_report(runs, parsed.out))
+    _show(write_report(runs, parsed.out))
 
 
 @dataclass(frozen=True)
@@ -240,7 +244,8 @@ def demo(arguments: list[str]) -> None:
 
     table, page = run_demo(parsed.out, _say)
     _print_table(table)
-    print(f"\nopen {page}")
+    print()
+    _show(f"open {page}")
 
 
 @dataclass(frozen=True)
@@ -265,13 +270,13 @@ def bench(arguments: list[str]) -> None:
     if parsed.document is not None:
         from shortlist.bench.document import write_performance
 
-        print(write_performance(parsed.document, parsed.docs))
+        _show(write_performance(parsed.document, parsed.docs))
         return
 
     from shortlist.bench.running import run
 
     run(parsed.suites, parsed.quick, parsed.out, device=parsed.device, say=_say)
-    print(parsed.out)
+    _show(parsed.out)
 
 
 @dataclass(frozen=True)
@@ -306,7 +311,7 @@ def reproduce(arguments: list[str]) -> None:
             raise ShortlistError("--document makes all tables of reproduction.md: give it without names")
         from shortlist.reproduce.document import write_reproduction
 
-        print(write_reproduction(parsed.results, parsed.docs))
+        _show(write_reproduction(parsed.results, parsed.docs))
         return
 
     from shortlist.reproduce.figures import FIGURES
@@ -329,7 +334,8 @@ def reproduce(arguments: list[str]) -> None:
     pictures = parsed.results / "smoke" if parsed.scale == "smoke" else figures_folder(parsed.docs)
     for name in parsed.names:
         if name in FIGURES:
-            print(*FIGURES[name](pictures, parsed.scale), sep="\n")
+            for path in FIGURES[name](pictures, parsed.scale):
+                _show(path)
             continue
         if parsed.only and not any(map(EXPERIMENTS[name].has_cell, parsed.only)):
             _say(f"--only leaves nothing of {name}")
@@ -348,9 +354,11 @@ def reproduce(arguments: list[str]) -> None:
             print(EXPERIMENTS[name].title)
             _print_table(terminal_table(EXPERIMENTS[name], found))
             for path in from_results.draw(name, found, pictures):
-                print(path)
+                _show(path)
     if failures:
-        raise ShortlistError("\n".join(failures))
+        for failure in failures[:-1]:
+            _say(failure)
+        raise ShortlistError(failures[-1])
 
 
 def _check_patterns(patterns: Sequence[str], experiments: "Sequence[Experiment]") -> None:
@@ -416,7 +424,8 @@ def tune(arguments: list[str]) -> None:
             return
         raise ShortlistError("no trial has come to its end")
     _print_table(found.table)
-    print(f"\n{found.command}")
+    print()
+    _show(found.command)
 
 
 COMMANDS: dict[str, Callable[[list[str]], None]] = {
@@ -526,7 +535,12 @@ def _parse(kind: type[Any], arguments: list[str], name: str, **options: Any) -> 
 
 def _print_table(table: Table) -> None:
     """As wide as it takes: a window can wrap its lines, but not bring back what was cut off."""
-    Console(highlight=False, markup=False, emoji=False, width=_WIDEST_TABLE).print(table)
+    shown = Table(box=table.box, pad_edge=table.pad_edge)
+    for column in table.columns:
+        shown.add_column(column.header, justify=column.justify, overflow=column.overflow, no_wrap=column.no_wrap)
+    for row in zip(*(column.cells for column in table.columns), strict=True):
+        shown.add_row(*(printable(str(cell)) for cell in row))
+    Console(highlight=False, markup=False, emoji=False, width=_WIDEST_TABLE).print(shown)
 
 
 def _parse_recipe(kind: type[_RecipeArguments], arguments: list[str], command: str) -> tuple[Any, RunConfig]:
@@ -611,5 +625,11 @@ def _percentages(metrics: dict[str, float | None]) -> str:
     return "  ".join(f"{name} {100 * (metrics[name] or 0):.2f}%" for name in shown)
 
 
+def _show(result: object) -> None:
+    """A line on standard output."""
+    print(printable(str(result)))
+
+
 def _say(message: str) -> None:
-    print(message, file=sys.stderr)
+    """A line on standard error."""
+    print(printable(hide_passwords(message)), file=sys.stderr)

@@ -335,6 +335,8 @@ def _build(kind: type[Any], settings: Any, path: str) -> Any:
         if not isinstance(settings, list | tuple):
             raise ShortlistError(f"{name} must be a list, got {settings!r}")
         return tuple(_build(get_args(kind)[0], each, path) for each in settings)
+    if kind in (int, float) and isinstance(settings, bool):  # which Python takes for a number
+        raise ShortlistError(f"{name} must be a number, got {settings!r}")
     if kind is float:
         try:
             return float(settings)

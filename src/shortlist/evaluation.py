@@ -16,6 +16,7 @@ from shortlist.device import autocast, pick_device
 from shortlist.errors import ShortlistError
 from shortlist.metrics import TopKMetrics, scores_above
 from shortlist.models import build_model, load_weights
+from shortlist.program.text import spreadsheet_cell
 from shortlist.recorded_data import refuse_other_data
 from shortlist.runs import RunFolder
 
@@ -64,7 +65,7 @@ class Evaluation:
         for index, (name, in_training, here) in enumerate(columns):
             accuracy = [f"{values[index].item():.6f}" if here else "" for values in self.per_class.values()]
             as_text = name.encode(errors="backslashreplace").decode()  # a folder may be called by what is no text
-            writer.writerow([index, as_text, in_training, here, *accuracy])
+            writer.writerow([index, spreadsheet_cell(as_text), in_training, here, *accuracy])
         return text.getvalue()
 
 

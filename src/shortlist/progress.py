@@ -8,6 +8,8 @@ from typing import Self
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from shortlist.program.text import printable
+
 
 class TrainingProgress:
     """Shows steps as a bar with loss, images a second and time left, and sums up each epoch in a line.
@@ -65,4 +67,4 @@ class TrainingProgress:
 
     def say(self, message: str) -> None:
         # One line whatever the width of the window: lines are read by programs too.
-        self._console.print(message, soft_wrap=True, markup=False)
+        self._console.print(printable(message), soft_wrap=True, markup=False)

@@ -42,6 +42,7 @@ from shortlist.config import RunConfig, canonical, changed, essential, to_dict
 from shortlist.data.loading import load_problem
 from shortlist.data.splits import Problem
 from shortlist.errors import ShortlistError
+from shortlist.program.text import spreadsheet_cell
 from shortlist.recorded_data import refuse_other_data, refuse_other_training_images
 from shortlist.runs import InUseError, RunFolder, default_folder
 from shortlist.search_space import Axis, Grid, Range, Settings, grid_points, search_axes
@@ -131,7 +132,7 @@ class Findings:
         for trial in self.trials:
             chosen = [trial.settings[name] for name in self.names]
             outcome = [trial.epochs, trial.folder, trial.worker, trial.note]
-            writer.writerow([trial.number, trial.state, trial.value, *chosen, *outcome])
+            writer.writerow(map(spreadsheet_cell, [trial.number, trial.state, trial.value, *chosen, *outcome]))
         return text.getvalue()
 
 

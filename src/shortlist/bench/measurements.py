@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from shortlist.errors import ShortlistError
+from shortlist.program.text import spreadsheet_cell
 from shortlist.whole_files import write_file
 
 QUICK_NOTE = "quick: says that it works, not how fast"
@@ -117,7 +118,8 @@ def latest(measurements: Iterable[Measurement]) -> list[Measurement]:
 def _as_text(measurement: Measurement) -> dict[str, str]:
     values = dataclasses.asdict(measurement)
     # A note is one line: it may come from an exception.
-    return {name: "" if value is None else " ".join(str(value).split()) for name, value in values.items()}
+    texts = {name: "" if value is None else " ".join(str(value).split()) for name, value in values.items()}
+    return {name: str(spreadsheet_cell(text)) for name, text in texts.items()}
 
 
 def _parsed(text: str, kind: Any) -> Any:

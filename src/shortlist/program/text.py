@@ -46,3 +46,38 @@ def _secrets(url: str) -> list[str]:
     found = [match[2] for pattern in (_IN_WORD, _BY_NAME_IN_WORD) for match in pattern.finditer(url)]
     pieces = {piece for secret in found for part in (secret, unquote(secret)) for piece in (part, *part.split("@"))}
     return sorted((piece for piece in pieces if len(piece) >= _SHORTEST_SECRET), key=len, reverse=True)
+
+
+# Controls, line breaks of any kind, marks that turn the direction of what follows, and halves of surrogate pairs.
+_OBEYED = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+
+
+def printable(text: str) -> str:
+    r"""A text that stays on its line and gives a terminal no orders: file names and class names can hold anything.
+
+    Example:
+        >>> print(printable("owl\n\x1b[2J"))
+        owl\n\x1b[2J
+    """
+    return _OBEYED.sub(lambda found: found[0].encode("unicode_escape", "surrogatepass").decode(), text)
+
+
+def spreadsheet_cell(value: object) -> object:
+    """A cell of a CSV that no spreadsheet takes for a formula; numbers stay numbers.
+
+    Example:
+        >>> [spreadsheet_cell(value) for value in ("=1+1", "-0.5", -0.5, "fir")]
+        ["'=1+1", '-0.5', -0.5, 'fir']
+    """
+    text = str(value)
+    if not text.startswith(("=", "+", "-", "@", "\t", "\r", "\n")) or _is_number(text):
+        return value
+    return f"'{text}"
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return not text.isspace()

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from shortlist.config import RunConfig, from_dict, to_dict
 from shortlist.errors import ShortlistError
+from shortlist.program.text import spreadsheet_cell
 from shortlist.reproduce import Scale
 from shortlist.reproduce.experiment import EPOCH_SECONDS, NONZERO_GRADIENTS, Cell, Experiment, without_seed
 from shortlist.reproduce.gradients import nonzero_gradients
@@ -213,7 +214,8 @@ def write_results(path: Path, results: Iterable[Result]) -> None:
     text = io.StringIO()
     writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
     writer.writeheader()
-    writer.writerows(dataclasses.asdict(result) for result in results)
+    for result in results:
+        writer.writerow({name: spreadsheet_cell(value) for name, value in dataclasses.asdict(result).items()})
     write_file(path, text.getvalue().encode())
 
 

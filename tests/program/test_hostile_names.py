@@ -1,0 +1,142 @@
+"""Names of classes and files can hold anything: a terminal, a spreadsheet or a reader of JSON must not obey them."""
+
+import csv
+import json
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import safetensors.torch
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shortlist import cli
+from shortlist.program.text import printable, spreadsheet_cell
+from shortlist.reproduce.results import Result, read_results, write_results
+from tests.data.pictures import put_classes
+
+CLASSES = ("\x1b]0;owned\x07elm", "owl\nforged line", '=HYPERLINK("x")', "-2+3", "\u202eyew", "@ash", "\toak")
+CONTROLS = re.compile("[\x00-\x09\x0b-\x1f\x7f-\x9f\u2028-\u202e]")
+TRIGGERS = ("=", "+", "-", "@", "\t", "\r", "\n")
+SETTINGS = [
+    "--model.name",
+    "glyphnet",
+    "--model.no-pretrained",
+    "--model.head",
+    "linear",
+    "--data.image-size",
+    "16",
+    "--data.workers",
+    "0",
+    "--data.val-fraction",
+    "0.2",
+    "--loss.name",
+    "cross_entropy",
+    "--loss.k",
+    "1",
+    "--train.ks",
+    "1",
+    "--train.epochs",
+    "1",
+    "--train.device",
+    "cpu",
+]
+
+Call = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def call(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Call:
+    def called(*arguments: str | Path) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["shortlist", *map(str, arguments)])
+        code = 0
+        try:
+            cli.main()
+        except SystemExit as ended:
+            code = int(ended.code or 0)
+        said = capfd.readouterr()
+        return code, said.out, said.err
+
+    return called
+
+
+def test_no_command_prints_or_writes_what_would_be_obeyed(tmp_path: Path, call: Call) -> None:
+    photos, run, odd = tmp_path / "photos", tmp_path / "run\x1b[2J", tmp_path / "new\x1b[31m.png"
+    put_classes(photos, dict.fromkeys(CLASSES, 6))
+    (photos / CLASSES[0] / "0.png").rename(odd)
+    (photos / CLASSES[0] / "notes\x1b[2J.txt").touch()
+    train = ["train", "folder", *SETTINGS, "--data.root", photos, "--out", run]
+    table = tmp_path / "classes.csv"
+    calls = {
+        "train": train,
+        "train again": train,
+        "evaluate": ["evaluate", run, "--csv", table, "--device", "cpu"],
+        "predict": ["predict", run, odd, "-k", "7", "--device", "cpu"],
+        "predict a folder": ["predict", run, photos, "--device", "cpu"],
+        "predict nothing": ["predict", run, tmp_path / "no\x1b[2Jsuch.png"],
+        "report": ["report", run, "--out", tmp_path / "page\x1b[2J.html"],
+    }
+    for name, arguments in calls.items():
+        code, out, err = call(*arguments)
+        assert not CONTROLS.findall(out + err), name
+        assert "Traceback" not in err, err
+        assert (code != 0) == (name in ("train again", "predict nothing")), err
+        assert "forged line" not in {line.strip() for line in (out + err).splitlines()}, name
+        if name == "predict":
+            assert len(out.splitlines()) == 2
+    for path in (table, run / "test_per_class.csv"):
+        with path.open(newline="") as file:
+            names = [row["name"] for row in csv.DictReader(file)]
+        assert len(names) == len(CLASSES)
+        assert not [name for name in names if name.startswith(TRIGGERS)]
+        assert {name.lstrip("'") for name in names} == set(CLASSES)
+
+
+def test_scores_that_are_no_numbers_are_null_in_json(tmp_path: Path, call: Call) -> None:
+    photos, run = tmp_path / "photos", tmp_path / "run"
+    put_classes(photos, {"elm": 6, "owl": 6})
+    call("train", "folder", *SETTINGS, "--data.root", photos, "--out", run)
+    weights = safetensors.torch.load_file(run / "best.safetensors")
+    odd = {name: torch.full_like(values, torch.nan) for name, values in weights.items()}
+    (run / "best.safetensors").write_bytes(safetensors.torch.save(odd))
+    (run / "final.json").unlink()
+    _, out, _ = call("predict", run, photos / "elm" / "0.png", "--json", "--device", "cpu")
+
+    def refuse(constant: str) -> None:
+        raise AssertionError(f"{constant} is not JSON")
+
+    assert [each["score"] for each in json.loads(out, parse_constant=refuse)["suggestions"]] == [None]
+
+
+@given(st.text())
+def test_a_printed_text_is_one_line_without_orders(text: str) -> None:
+    shown = printable(text)
+    assert len(shown.splitlines()) <= 1
+    assert not CONTROLS.findall(shown)
+    shown.encode()
+    assert printable(shown) == shown
+
+
+@given(st.text() | st.floats() | st.integers() | st.none())
+def test_a_cell_is_a_number_or_no_formula(value: object) -> None:
+    cell = spreadsheet_cell(value)
+    if isinstance(value, str):
+        assert not str(cell).startswith(TRIGGERS) or float(str(cell)) is not None
+        assert str(cell) in (value, f"'{value}")
+    else:
+        assert cell is value
+    assert spreadsheet_cell(cell) == cell or cell != cell
+
+
+def test_results_are_read_as_they_were_written(tmp_path: Path) -> None:
+    texts = dict.fromkeys(("recipe", "experiment", "row", "column", "scale", "metric", "commit", "date", "config"), "x")
+    result = Result(**texts, run="x", epochs=1, seed=0, K=5, value=-1.5, gpu="=HYPERLINK(1)")
+    write_results(tmp_path / "results.csv", [result])
+    (read,) = read_results(tmp_path / "results.csv")
+    assert read.value == -1.5
+    assert read.gpu == "'=HYPERLINK(1)"
+    write_results(tmp_path / "again.csv", [read])
+    assert (tmp_path / "again.csv").read_bytes() == (tmp_path / "results.csv").read_bytes()
