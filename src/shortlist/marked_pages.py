@@ -22,7 +22,7 @@ class MarkedPage:
         self._before, begin, rest = path.read_text(encoding="utf-8").partition(self._begin)
         _, end, self._after = rest.partition(END)
         if not begin or not end:
-            raise ShortlistError(f"{path} must hold the lines\n{self._begin}\n{END}")
+            raise ShortlistError(f"{path} must hold the lines {self._begin} and {END}")
 
     def rewrite(self, made: str) -> None:
         write_file(self.path, f"{self._before}{self._begin}\n\n{made}\n\n{END}{self._after}".encode())
