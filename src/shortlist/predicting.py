@@ -86,12 +86,16 @@ def image_files(paths: Sequence[Path]) -> tuple[list[Path], list[Path]]:
     for path in paths:
         if path.is_dir():
             before = len(found)
-            for each in files_below(path):
+            files, special = files_below(path)
+            others += special
+            for each in files:
                 (found if each.suffix.lower() in SUFFIXES else others).append(each)
             if len(found) == before:
                 raise ShortlistError(f"there is no image in {path}")
         elif path.is_file():
             found.append(path)
+        elif path.exists():
+            raise ShortlistError(f"{path} is no regular file, so it is no image")
         else:
             raise ShortlistError(f"there is no file {path}")
     return found, others

@@ -37,7 +37,7 @@ from shortlist.evaluation import Evaluation, evaluate
 from shortlist.models import build_model, load_weights
 from shortlist.pictures import save_pictures
 from shortlist.progress import TrainingProgress
-from shortlist.recorded_data import refuse_other_data, refuse_other_training_images
+from shortlist.recorded_data import facts_to_record, refuse_other_data, refuse_other_training_images
 from shortlist.runs import RunFolder, as_safetensors, default_folder, environment, file_digest, is_metrics_line
 from shortlist.schedule import learning_rate
 from shortlist.seeds import mix_seed
@@ -248,7 +248,7 @@ class Trainer:
         self.folder.note_environment({"epoch": self.at.epoch, **environment(name, self.fabric.world_size)})
         classes = {"names": self.problem.classes, "train_images": self.problem.class_counts.tolist()}
         self.folder.write_json("classes.json", classes | {"superclasses": self.problem.superclasses})
-        self.folder.write_json("facts.json", self.problem.facts)
+        self.folder.write_json("facts.json", facts_to_record(self.problem))
         if self.problem.preprocess is not None:
             self.folder.write_json("preprocess.json", asdict(self.problem.preprocess))
         self.folder.write_metrics(self.at.lines)

@@ -53,7 +53,7 @@ from shortlist.whole_files import locked, refuse_links, write_file
 
 # Names of what a trial notes in the storage beside its parameters, and of what the study notes.
 _SETTINGS, _WORKER, _HEARD, _FOLDER, _NOTE = "settings", "worker", "heard", "folder", "note"
-_IMAGES = "images"
+_IMAGES, _FINGERPRINT = "images", "fingerprint"
 _SAMPLED_BY_DEFAULT = 20
 # So many samples in a row that were there before, and there are no others.
 _MOST_REFUSED = 100
@@ -345,13 +345,17 @@ class _Search:
                 raise run.damaged_metrics()
         self._refuse_other_images(problem)  # of a process that was faster
         self._study.set_user_attr(_IMAGES, problem.facts.get("train_digest"))
+        self._study.set_user_attr(_FINGERPRINT, problem.train.fingerprint())
         return max(values)
 
     def _refuse_other_images(self, problem: Problem) -> None:
         """Raise an error unless the images are those on which the trials of the study were measured."""
-        images, noted = problem.facts.get("train_digest"), self._study.user_attrs.get(_IMAGES)
+        attributes = self._study.user_attrs
+        noted, fingerprint = attributes.get(_IMAGES), attributes.get(_FINGERPRINT)
         on_purpose = any(name.startswith("data.") for name in self._distributions)
-        if noted is not None and images != noted and not on_purpose:
+        others = noted is not None and problem.facts.get("train_digest") != noted
+        others = others or (fingerprint is not None and problem.train.fingerprint() != fingerprint)
+        if others and not on_purpose:
             raise ShortlistError(
                 "the data has changed: the trials of this study had other training images; put them back, or begin "
                 "anew in another working folder"

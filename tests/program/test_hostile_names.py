@@ -21,29 +21,10 @@ from tests.data.pictures import put_classes
 CLASSES = ("\x1b]0;owned\x07elm", "owl\nforged line", '=HYPERLINK("x")', "-2+3", "\u202eyew", "@ash", "\toak")
 CONTROLS = re.compile("[\x00-\x09\x0b-\x1f\x7f-\x9f\u2028-\u202e]")
 TRIGGERS = ("=", "+", "-", "@", "\t", "\r", "\n")
-SETTINGS = [
-    "--model.name",
-    "glyphnet",
-    "--model.no-pretrained",
-    "--model.head",
-    "linear",
-    "--data.image-size",
-    "16",
-    "--data.workers",
-    "0",
-    "--data.val-fraction",
-    "0.2",
-    "--loss.name",
-    "cross_entropy",
-    "--loss.k",
-    "1",
-    "--train.ks",
-    "1",
-    "--train.epochs",
-    "1",
-    "--train.device",
-    "cpu",
-]
+SETTINGS = (
+    "--model.name glyphnet --model.no-pretrained --model.head linear --data.image-size 16 --data.workers 0 "
+    "--data.val-fraction 0.2 --loss.name cross_entropy --loss.k 1 --train.ks 1 --train.epochs 1 --train.device cpu"
+)
 
 Call = Callable[..., tuple[int, str, str]]
 
@@ -68,7 +49,7 @@ def test_no_command_prints_or_writes_what_would_be_obeyed(tmp_path: Path, call: 
     put_classes(photos, dict.fromkeys(CLASSES, 6))
     (photos / CLASSES[0] / "0.png").rename(odd)
     (photos / CLASSES[0] / "notes\x1b[2J.txt").touch()
-    train = ["train", "folder", *SETTINGS, "--data.root", photos, "--out", run]
+    train = ["train", "folder", *SETTINGS.split(), "--data.root", photos, "--out", run]
     table = tmp_path / "classes.csv"
     calls = {
         "train": train,
@@ -98,7 +79,7 @@ def test_no_command_prints_or_writes_what_would_be_obeyed(tmp_path: Path, call: 
 def test_scores_that_are_no_numbers_are_null_in_json(tmp_path: Path, call: Call) -> None:
     photos, run = tmp_path / "photos", tmp_path / "run"
     put_classes(photos, {"elm": 6, "owl": 6})
-    call("train", "folder", *SETTINGS, "--data.root", photos, "--out", run)
+    call("train", "folder", *SETTINGS.split(), "--data.root", photos, "--out", run)
     weights = safetensors.torch.load_file(run / "best.safetensors")
     odd = {name: torch.full_like(values, torch.nan) for name, values in weights.items()}
     (run / "best.safetensors").write_bytes(safetensors.torch.save(odd))

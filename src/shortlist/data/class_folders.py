@@ -33,7 +33,7 @@ class ClassFolders:
     images: dict[str, list[str]]
     """For each class folder its images, relative to the data's root, sorted."""
     ignored: list[str] = field(default_factory=list)
-    """Files that are no images by their names."""
+    """Files that are no images by their names, and pipes, devices and the like whatever they are called."""
 
     def listing(self, classes: Sequence[str]) -> Listing:
         """All images, labelled by the place of their class folder among ``classes``."""
@@ -66,9 +66,11 @@ def scan_classes(root: Path, folder: Path) -> ClassFolders:
     ignored: list[str] = []
     for entry in sorted(folder.iterdir()):
         if entry.is_dir() and not _is_hidden(entry.name):
-            found = [file.relative_to(root).as_posix() for file in files_below(entry)]
+            files, special = files_below(entry)
+            found = [file.relative_to(root).as_posix() for file in files]
             images[entry.name] = [file for file in found if _is_image(file)]
             ignored += [file for file in found if not _is_image(file)]
+            ignored += [file.relative_to(root).as_posix() for file in special]
         elif not entry.is_dir() and _is_image(entry.name) and not _is_hidden(entry.name):
             ignored.append(entry.relative_to(root).as_posix())  # an image of no class
     return ClassFolders(folder, images, ignored)
@@ -106,19 +108,33 @@ def natural_order(name: str) -> tuple[tuple[str | int, ...], str]:
     return tuple(int(part) if place % 2 else part for place, part in enumerate(parts)), name
 
 
-def files_below(folder: Path) -> list[Path]:
-    """All files that are not hidden, in folders that are not, in the order of their paths. Links are followed."""
-    found = []
-    visited = set()
-    for directory, folders, files in os.walk(folder, followlinks=True):
-        here = Path(directory)
+def files_below(folder: Path) -> tuple[list[Path], list[Path]]:
+    """All files that are not hidden, in folders that are not, in the order of their paths. Links are followed.
+
+    Returns:
+        The files, and what is no regular file: reading a pipe would wait for ever. A link that leads nowhere counts as
+        a file, so that reading it tells of it.
+    """
+    files: list[Path] = []
+    special: list[Path] = []
+    visited: set[Path] = set()
+    to_visit = [folder]
+    while to_visit:
+        here = to_visit.pop()
         if here.resolve() in visited:  # links may run in a circle
-            folders.clear()
             continue
         visited.add(here.resolve())
-        folders[:] = sorted(name for name in folders if not _is_hidden(name))
-        found += [here / name for name in files if not _is_hidden(name)]
-    return sorted(found)
+        with os.scandir(here) as entries:
+            for entry in entries:
+                path = here / entry.name
+                if _is_hidden(entry.name):
+                    continue
+                if entry.is_dir():
+                    to_visit.append(path)
+                else:  # of a regular file the folder says what it is; only links cost a look
+                    (files if entry.is_file() or not path.exists() else special).append(path)
+        to_visit.sort(reverse=True)
+    return sorted(files), sorted(special)
 
 
 def _is_image(name: str) -> bool:

@@ -1,5 +1,6 @@
 """Data that stays in image files, read by worker processes while the network computes."""
 
+import hashlib
 import os
 import signal
 from collections.abc import Iterator, Sequence
@@ -82,6 +83,17 @@ class FileSplit(Split):
                 raise ShortlistError(f"{reason}. With data.on_bad_image skip it would be left out and counted")
             if file not in self.skipped:
                 self.skipped.append(file)
+
+    def fingerprint(self) -> dict[str, str]:
+        names, sizes = hashlib.sha256(), hashlib.sha256()
+        for file in self.files:
+            names.update(os.fsencode(f"{file}\n"))
+            try:
+                size = (self.root / file).stat().st_size
+            except OSError:
+                size = -1  # reading it will tell
+            sizes.update(b"%d\n" % size)
+        return {"names": names.hexdigest(), "sizes": sizes.hexdigest()}
 
     def thumbnail(self, index: int) -> Tensor | None:
         image = read_image(self.root / self.files[index], self.preprocess.channels)

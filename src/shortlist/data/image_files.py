@@ -39,6 +39,8 @@ def read_image(path: str | Path, channels: int) -> Image.Image:
 
     Raises ``ShortlistError`` naming the file if it cannot be read.
     """
+    if not Path(path).is_file() and Path(path).exists():
+        raise ShortlistError(f"{path} cannot be read as an image: it is no regular file")
     try:
         # Not by its name: Pillow maps some TIFF files into memory, and garbles those that it has to turn.
         with Path(path).open("rb") as content, Image.open(content) as file:

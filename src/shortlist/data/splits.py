@@ -34,6 +34,13 @@ class Split(ABC):
         their batch, which may be empty.
         """
 
+    def fingerprint(self) -> dict[str, str] | None:
+        """``names`` and ``sizes`` of its files as digests; None where the facts tell the data itself apart.
+
+        What is known of files without reading them, which would take as long as an epoch.
+        """
+        return None
+
     @abstractmethod
     def thumbnail(self, index: int) -> Tensor | None:
         """``(C, H, W)`` uint8 picture of an input for people to look at; None if it is no picture."""
