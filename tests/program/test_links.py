@@ -9,11 +9,11 @@ import pytest
 from shortlist import ShortlistError
 from shortlist.config import RunConfig, TrainConfig
 from shortlist.runs import RunFolder
+from shortlist.stopping import StopRequests
 from shortlist.training import Interrupted, train
 from shortlist.tuning import tune
 from shortlist.whole_files import locked
 from tests.small_runs import small_config, write_embeddings
-from tests.test_training import StopRequests
 
 FILES = (
     "config.json",
