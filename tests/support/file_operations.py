@@ -79,8 +79,8 @@ def watched(folder: Path, *, kill_before: int = 0, power_cut: random.Random | No
     watch = Watch(folder.resolve(), kill_before, power_cut)
     real_sync = os.fsync
 
-    def sync(descriptor: Any) -> None:
-        number = descriptor if isinstance(descriptor, int) else descriptor.fileno()
+    def sync(fd: Any) -> None:
+        number = fd if isinstance(fd, int) else fd.fileno()
         with _lock:
             watch.synced(number)
         real_sync(number)

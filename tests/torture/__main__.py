@@ -70,11 +70,11 @@ def _run(part: Part, cases: Sequence[int], jobs: int) -> Iterator[Outcome]:
     if len(cases) == 1:
         yield part.run(cases[0])
         return
-    shown = sys.stderr.isatty()
+    tenth = max(1, len(cases) // 10)
     with ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("fork")) as workers:
         for number, outcome in enumerate(workers.map(_run_here, cases, chunksize=1 + len(cases) // 2000), 1):
-            if shown and (number % 10 == 0 or number == len(cases)):
-                print(f"\r{part.name} {number}/{len(cases)}", end="\n" if number == len(cases) else "", file=sys.stderr)
+            if number % tenth == 0:
+                print(f"{part.name}: {number} of {len(cases)}", file=sys.stderr, flush=True)
             yield outcome
 
 

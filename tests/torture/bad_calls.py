@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,11 @@ Bad = tuple[str, Callable[[Call], Any]]
 
 
 def _always(*values: Any) -> list[Bad]:
-    return [(f"is {value!r}", lambda call, value=value: value) for value in values]
+    return [(f"is {value!r}", partial(_constant, value)) for value in values]
+
+
+def _constant(value: Any, call: Call) -> Any:
+    return value
 
 
 def _scores(call: Call) -> Tensor:
@@ -48,7 +53,7 @@ def _one_label(value: Callable[[Call], int]) -> Callable[[Call], Tensor]:
 
 
 _NOT_TENSORS = (None, "scores", 3.0, [1.0, 2.0], np.zeros((2, 3)))
-_NOT_NUMBERS = (None, "1", [1.0], 1j, {})
+_NOT_NUMBERS: tuple[Any, ...] = (None, "1", [1.0], 1j, {})
 _NOT_FINITE = (math.nan, math.inf, -math.inf, -1.0)
 _BAD_SCORES: list[Bad] = [
     *_always(*_NOT_TENSORS),

@@ -290,7 +290,7 @@ def expected(call: Call) -> Expected:
         counts, largest = call.arguments["class_counts"], call.arguments["max_margin"]
         precise = isinstance(counts, Tensor) and counts.dtype == torch.float64
         value = formulas.margins(np.asarray(counts, dtype=np.longdouble), largest)
-        return Expected(value, np.abs(value) * (1e-14 if precise else 1e-6))
+        return Expected(value, np.abs(value) * np.longdouble(1e-14 if precise else 1e-6))
     features, directions = call.arguments["features"], call.arguments["directions"]
     value = formulas.cosines(wide(features), wide(directions))
     return Expected(value, np.full(value.shape, _ROUNDINGS * torch.finfo(features.dtype).eps, np.longdouble))

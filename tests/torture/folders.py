@@ -203,7 +203,16 @@ def _class_name(name: str) -> Callable[[Path, Path, random.Random], None]:
     return do
 
 
-_NAMES = ("", " ", "../../../etc/passwd", _SCRIPT, '"><img src=x onerror=alert(1)>', "\x00", "\x1b]0;title\x07", "\n\n")
+_NAMES: tuple[str, ...] = (
+    "",
+    " ",
+    "../../../etc/passwd",
+    _SCRIPT,
+    '"><img src=x onerror=alert(1)>',
+    "\x00",
+    "\x1b]0;title\x07",
+    "\n\n",
+)
 _NAMES += ("\udce9", "\u202eowl", "[bold red]owl[/]", "%s{0}", "=1+1", "x" * 100_000)
 HOSTILE_ENTRIES: dict[str, tuple[Damage, ...]] = {
     "classes.json": (

@@ -57,11 +57,12 @@ def calibrated_topk_hinge(row: Row, label: int, k: int) -> Any:
 def smooth_topk_hinge(row: Row, label: int, k: int, tau: float) -> Any:
     if tau == 0:
         return positive(1 + (kth(np.delete(row, label), k) - row[label]) / k)
-    tau = np.longdouble(tau)
+    temperature = np.longdouble(tau)
     subsets = list(itertools.combinations(range(len(row)), k))
-    sums = np.array([row[list(subset)].sum() for subset in subsets]) / (k * tau)
-    has_label = np.array([label in subset for subset in subsets])
-    return tau * (log_sum_exp(sums + ~has_label / tau) - log_sum_exp(sums[has_label]))
+    sums: Row = np.array([row[list(subset)].sum() for subset in subsets], np.longdouble) / (k * temperature)
+    has_label = np.array([label in subset for subset in subsets], bool)
+    raised: Row = sums + (1 - has_label.astype(np.longdouble)) / temperature
+    return temperature * (log_sum_exp(raised) - log_sum_exp(sums[has_label]))
 
 
 def cross_entropy(row: Row, label: int) -> Any:
