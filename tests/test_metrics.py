@@ -28,9 +28,13 @@ COUNTS = [3, 50, 500, 50, 3]
 
 
 def slow_metrics(
-    scores: np.ndarray[Any, Any], labels: Sequence[int], ks: Sequence[int], class_counts: Sequence[int]
+    scores: np.ndarray[Any, Any],
+    labels: Sequence[int],
+    ks: Sequence[int],
+    class_counts: Sequence[int],
+    ties: str = "correct",
 ) -> dict[str, float]:
-    """Correct at K: fewer than K scores are strictly greater than the label's."""
+    """Correct at K: fewer than K scores are strictly greater than the label's, or not below it where ties are wrong."""
     result: dict[str, float] = {}
     classes = sorted(set(labels))
     groups = {
@@ -40,7 +44,11 @@ def slow_metrics(
         "many": [c for c in classes if class_counts[c] > 100],
     }
     for k in ks:
-        correct = [sum(other > row[label] for other in row) < k for row, label in zip(scores, labels, strict=True)]
+        rows = list(zip(scores, labels, strict=True))
+        lenient = [sum(other > row[label] for other in row) < k for row, label in rows]
+        strict = [sum(other >= row[label] for other in np.delete(row, label)) < k for row, label in rows]
+        correct = lenient if ties == "correct" else strict
+        result[f"tied_top{k}"] = sum(a and not b for a, b in zip(lenient, strict, strict=True)) / len(rows)
         result[f"micro_top{k}"] = sum(correct) / len(correct)
         by_class = {
             c: np.mean([right for right, label in zip(correct, labels, strict=True) if label == c]) for c in classes
@@ -90,11 +98,13 @@ def test_the_metrics_are_those_of_the_slow_version(data: st.DataObject) -> None:
     class_counts = data.draw(st.lists(count, min_size=num_classes, max_size=num_classes), label="class_counts")
     cut = data.draw(st.integers(0, n), label="cut")
 
-    metrics = sl.TopKMetrics(num_classes, ks=ks, class_counts=class_counts)
+    ties: Any = data.draw(st.sampled_from(["correct", "wrong"]), label="ties")
+
+    metrics = sl.TopKMetrics(num_classes, ks=ks, class_counts=class_counts, ties=ties)
     scores, target = torch.tensor(rows, dtype=torch.float32), torch.tensor(labels)
     metrics.update(scores[:cut], target[:cut])
     metrics.update(scores[cut:], target[cut:])
-    assert numbers(metrics.compute()) == approximately(slow_metrics(np.array(rows), labels, ks, class_counts))
+    assert numbers(metrics.compute()) == approximately(slow_metrics(np.array(rows), labels, ks, class_counts, ties))
 
 
 def test_a_tie_with_the_kth_counts_as_correct() -> None:
@@ -107,6 +117,48 @@ def test_a_tie_with_the_kth_counts_as_correct() -> None:
 def test_equal_scores_are_correct_at_every_k() -> None:
     result = counted((torch.zeros(4, L), torch.tensor([0, 1, 2, 4]))).compute()
     assert [result[f"micro_top{k}"] for k in KS] == [1, 1, 1]
+    assert [result[f"tied_top{k}"] for k in KS] == [1, 1, 1], "and it is said that they tell nothing"
+    result = counted((torch.zeros(4, L), torch.tensor([0, 1, 2, 4])), ks=(1, L), ties="wrong").compute()
+    assert result["micro_top1"] == 0
+    assert result["tied_top1"] == 1
+    assert result[f"micro_top{L}"] == 1
+    assert result[f"tied_top{L}"] == 0, "any order puts it among all classes"
+
+
+@pytest.mark.parametrize("ties", ["correct", "wrong"])
+def test_a_label_whose_score_is_nan_is_wrong_however_ties_count(ties: str) -> None:
+    scores = torch.tensor([[1.0, math.nan, 0.0, 0.0, 0.0]])
+    result = counted((scores, torch.tensor([1])), ks=(1, L), ties=ties).compute()
+    assert result["micro_top1"] == result[f"micro_top{L}"] == result[f"tied_top{L}"] == 0
+
+
+@pytest.mark.parametrize("ignored", [-100, 2, 255])
+def test_images_with_the_ignored_label_are_not_counted(ignored: int) -> None:
+    scores, target = draw_batch(20)
+    target = torch.where(torch.arange(20) % 3 == 0, ignored, target)
+    scores[0] = math.nan
+    want = counted((scores[target != ignored], target[target != ignored]))
+    got = counted((scores, target), ignore_index=ignored)
+    assert numbers(got.compute()) == approximately(numbers(want.compute()))
+
+
+def test_metrics_that_ignore_different_labels_do_not_become_one_in_a_collection() -> None:
+    collection = MetricCollection({f"without{i}": sl.TopKMetrics(L, ks=(1,), ignore_index=i) for i in (0, -100)})
+    for target in (1, 0):  # the states agree after the first batch
+        collection.update(torch.eye(L)[[1]], torch.tensor([target]))
+    got = collection.compute()
+    assert got["without0_micro_top1"] == 1
+    assert got["without-100_micro_top1"] == 0.5
+
+
+def test_both_ways_to_count_ties_fit_one_collection() -> None:
+    collection = MetricCollection({ties: sl.TopKMetrics(L, ks=(1,), ties=ties) for ties in ("correct", "wrong")})
+    for scores in (torch.eye(L)[[1]], torch.zeros(1, L)):
+        collection.update(scores, torch.tensor([1]))
+    got = collection.compute()
+    assert got["correct_micro_top1"] == 1
+    assert got["wrong_micro_top1"] == 0.5
+    assert got["wrong_tied_top1"] == 0.5
 
 
 def test_the_macro_mean_is_over_the_classes_that_occur_at_every_k_alike() -> None:
@@ -143,7 +195,11 @@ def test_a_group_without_images_is_nan_and_leaves_the_rest_alone() -> None:
 
 def test_without_class_counts_there_are_no_groups() -> None:
     result = counted((torch.eye(L), torch.arange(L)), class_counts=None, ks=(3, 1)).compute()
-    assert list(result) == ["micro_top3", "macro_top3", "micro_top1", "macro_top1", "absent_classes"]
+    assert list(result) == [
+        *("micro_top3", "macro_top3", "tied_top3"),
+        *("micro_top1", "macro_top1", "tied_top1"),
+        "absent_classes",
+    ]
 
 
 def test_the_accuracy_of_each_class_is_nan_where_it_does_not_occur() -> None:
@@ -341,19 +397,19 @@ def test_probabilities_are_no_labels() -> None:
         counted((torch.zeros(3, L), torch.zeros(3, L)))
 
 
-@pytest.mark.parametrize("label", [-1, L, -100])
+@pytest.mark.parametrize("label", [-1, L, -99])
 def test_a_label_out_of_range_is_an_error_and_counts_nothing(label: int) -> None:
     metrics = counted(draw_batch(9))
-    with pytest.raises(sl.ShortlistError, match=rf"target must be in \[0, {L - 1}\], got {label}"):
+    with pytest.raises(
+        sl.ShortlistError, match=rf"target must be in \[0, {L - 1}\] or be ignore_index \(-100\), got {label}"
+    ):
         metrics.update(torch.zeros(2, L), torch.tensor([0, label]))
     assert numbers(metrics.compute()) == approximately(numbers(counted(draw_batch(9)).compute()))
 
 
 @pytest.mark.parametrize("ks", [(), (1, 1), (3, 1, 3)], ids=str)
 def test_ks_must_be_different_and_at_least_one(ks: tuple[int, ...]) -> None:
-    with pytest.raises(
-        sl.ShortlistError, match="ks must be one or more different values of K, got " + re.escape(str(ks))
-    ):
+    with pytest.raises(sl.ShortlistError, match="ks must be one or more .*values of K.*, got " + re.escape(str(ks))):
         sl.TopKMetrics(L, ks=ks)
 
 
@@ -361,3 +417,14 @@ def test_ks_must_be_different_and_at_least_one(ks: tuple[int, ...]) -> None:
 def test_the_number_of_classes_must_be_a_positive_integer(num_classes: Any) -> None:
     with pytest.raises(sl.ShortlistError, match=f"num_classes must be .*, got {num_classes}"):
         sl.TopKMetrics(num_classes, ks=(1,))
+
+
+@pytest.mark.parametrize("ks", [5, None, "1", 1.5])
+def test_ks_must_be_a_list_of_numbers(ks: Any) -> None:
+    with pytest.raises(sl.ShortlistError, match=f"ks must be .*, got {re.escape(repr(ks))}"):
+        sl.TopKMetrics(L, ks=ks)
+
+
+def test_ties_count_in_one_of_two_ways() -> None:
+    with pytest.raises(sl.ShortlistError, match=r"ties must be one of .*correct.*wrong.*, got 'strict'"):
+        sl.TopKMetrics(L, ties="strict")  # type: ignore[arg-type]

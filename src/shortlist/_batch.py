@@ -7,6 +7,7 @@ Shape suffixes: R rows (the batch and any further dimensions), L classes, C cand
 """
 
 import math
+from numbers import Integral
 from typing import Literal, get_args
 
 import torch
@@ -39,6 +40,7 @@ class ScoredBatch:
         blank_ignored: bool = True,
     ) -> None:
         check_reduction(reduction)
+        check_ignore_index(ignore_index)
         self._reduction, self._weight_L = reduction, None
         self.scores_RL, self.index_R, self._probability_RL = with_classes_last(scores, target)
         self._result_dtype = result_dtype(scores)
@@ -123,6 +125,11 @@ def reduce_rows(loss_R: Tensor, share_R: Tensor, reduction: Reduction) -> Tensor
 def check_reduction(reduction: str) -> None:
     if reduction not in _REDUCTIONS:
         raise ShortlistError(f"reduction must be one of {_REDUCTIONS}, got {reduction!r}")
+
+
+def check_ignore_index(ignore_index: int) -> None:
+    if isinstance(ignore_index, bool) or not isinstance(ignore_index, Integral):
+        raise ShortlistError(f"ignore_index must be an integer, got {ignore_index!r}")
 
 
 def checked_class_dim(scores: Tensor) -> int:

@@ -113,8 +113,8 @@ def evaluate(arguments: list[str]) -> None:
     result, problem = evaluate_run(run, split=parsed.split, ks=parsed.ks, root=parsed.root, device=parsed.device)
     if skipped := problem.split(parsed.split).skipped:
         _say(f"left out, as they could not be read: {len(skipped)}: {some_of(skipped)}")
-    if result.undecided:
-        _say(result.undecided)
+    if result.ties:
+        _say(result.ties)
     if has_other_training_images(problem, run):
         _say(f"the training images are not those that {run.path} was trained on: these may be among them")
     print(json.dumps(result.metrics, indent=1))

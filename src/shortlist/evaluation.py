@@ -48,13 +48,11 @@ class Evaluation:
         return {"labels": self.labels, "suggestions": self.suggestions, "scores": self.scores, "above": self.above}
 
     @property
-    def undecided(self) -> str:
-        """A remark if there are images that are correct because all of their suggestions have the label's score."""
-        alike = self.scores[:, 0] == self.scores[:, -1]
-        images = int((alike & (self.above == 0) & (self.labels >= 0)).sum())
-        of_all = f"{images} of {len(self.labels)} images"
-        what = f"{of_all} have the same score for all of their {self.scores.shape[1]} suggestions"
-        return f"{what}, and as ties go count as right: look at these images" if images else ""
+    def ties(self) -> str:
+        """A remark if there are images that are correct by a tie alone."""
+        shares = {k: self.metrics[f"tied_top{k}"] for k in self.per_class}
+        tied = ", ".join(f"{share:.2%} at K = {k}" for k, share in shares.items() if share)
+        return f"correct only by a tie with the K-th best score: {tied} of the images" if tied else ""
 
     def per_class_csv(self, problem: Problem) -> str:
         """A line for each class: its name, its images in training and here, its accuracy at each K."""

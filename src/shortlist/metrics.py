@@ -1,12 +1,12 @@
 """Top-K accuracy over all images, over classes, and over rare and frequent classes."""
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
 
-from shortlist._batch import check_labels_in_range, with_classes_last
+from shortlist._batch import check_ignore_index, check_labels_in_range, with_classes_last
 from shortlist._checks import ClassCounts, check_at_least_one, check_k, checked_class_counts
 from shortlist.class_sizes import size_groups
 from shortlist.errors import ShortlistError
@@ -17,6 +17,10 @@ except ImportError as missing:
     raise ImportError("shortlist.TopKMetrics needs torchmetrics: pip install 'shortlist[metrics]'") from missing
 
 
+Ties = Literal["correct", "wrong"]
+_TIES = get_args(Ties)
+
+
 def scores_above(scores_RL: Tensor, index_R: Tensor) -> Tensor:
     """How many scores are above the label's: it is correct at K if they are fewer than K.
 
@@ -25,7 +29,20 @@ def scores_above(scores_RL: Tensor, index_R: Tensor) -> Tensor:
         tensor([1, 1])
     """
     own_R1 = scores_RL.gather(-1, index_R.unsqueeze(-1))
-    return (~(scores_RL <= own_R1)).sum(-1)  # so written, a NaN on either side counts as above
+    # So written, a NaN on either side counts as above.
+    return scores_RL.shape[-1] - (scores_RL <= own_R1).sum(-1)
+
+
+def others_not_below(scores_RL: Tensor, index_R: Tensor) -> Tensor:
+    """How many scores of other classes are not below the label's: fewer than K, and no tie helps it to be correct.
+
+    Example:
+        >>> others_not_below(torch.tensor([[3.0, 2.0, 2.0], [1.0, float("nan"), 2.0]]), torch.tensor([2, 2]))
+        tensor([2, 1])
+    """
+    own_R1 = scores_RL.gather(-1, index_R.unsqueeze(-1))
+    not_below_R = scores_RL.shape[-1] - 1 - (scores_RL < own_R1).sum(-1)
+    return not_below_R + own_R1.squeeze(-1).isnan()  # which then is above itself
 
 
 class TopKMetrics(Metric):
@@ -34,13 +51,20 @@ class TopKMetrics(Metric):
     An image is correct at K if fewer than K scores are strictly above its label's: a tie with the K-th counts as
     correct. A label whose score is NaN is wrong at every K; NaN scores of other classes count as above it.
 
-    The state is one integer count a class and K, summed across ranks, so the result does not depend on how the images
-    were divided into batches or ranks.
+    ``tied_top{k}`` is the share of images that are correct by a tie alone. Look at it: a network that gives every class
+    the same score is always "correct", and scores in bfloat16, which have three digits, tie often. Compute the last
+    layer in float32, or count ties as wrong.
+
+    The state is integer counts for each class and K, summed across ranks, so the result does not depend on how the
+    images were divided into batches or ranks.
 
     Args:
         num_classes: Number L of classes.
         ks: The values of K.
         class_counts: ``(L,)`` training images of each class, zero allowed; adds the few, medium and many means.
+        ignore_index: Images with this label are not counted.
+        ties: ``"correct"``, as above, or ``"wrong"``: K or more other scores that are not below the label's make an
+            image wrong.
         **kwargs: Passed to ``torchmetrics.Metric``.
 
     Example:
@@ -59,6 +83,7 @@ class TopKMetrics(Metric):
     full_state_update = False
 
     seen: Tensor
+    ignore_index: Tensor
     class_counts: Tensor | None
 
     def __init__(
@@ -66,22 +91,35 @@ class TopKMetrics(Metric):
         num_classes: int,
         ks: Sequence[int] = (1, 3, 5),
         class_counts: ClassCounts | None = None,
+        *,
+        ignore_index: int = -100,
+        ties: Ties = "correct",
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
         check_at_least_one("num_classes", num_classes)
-        if len(ks) == 0 or len(set(ks)) < len(ks):
-            raise ShortlistError(f"ks must be one or more different values of K, got {tuple(ks)}")
+        if not isinstance(ks, Iterable) or isinstance(ks, str) or len(ks) == 0:
+            raise ShortlistError(f"ks must be one or more values of K, such as (1, 5), got {ks!r}")
         for k in ks:
             check_k(k, num_classes, num_classes)
+        if len(set(ks)) < len(ks):
+            raise ShortlistError(f"ks must be one or more different values of K, got {tuple(ks)}")
+        check_ignore_index(ignore_index)
+        if ties not in _TIES:
+            raise ShortlistError(f"ties must be one of {_TIES}, got {ties!r}")
         self.num_classes = num_classes
+        self.ties = ties
         self.ks = tuple(ks)
         counts = None if class_counts is None else checked_class_counts(class_counts, num_classes, allow_zero=True)
         self.register_buffer("class_counts", counts, persistent=False)
         self.add_state("seen", torch.zeros(num_classes, dtype=torch.int64), dist_reduce_fx="sum")
-        # A state for each K, named by it: a MetricCollection takes metrics with states alike for one and the same.
+        # A MetricCollection takes metrics with states alike for one and the same. So a state is named by its K, what is
+        # ignored is a state, and whichever way ties count, both counts are kept.
+        self.add_state("ignore_index", torch.tensor(ignore_index), dist_reduce_fx="max")
+        self._ignored_label = ignore_index  # to be read without waiting for a device
         for k in ks:
-            self.add_state(f"hits_top{k}", torch.zeros(num_classes, dtype=torch.int64), dist_reduce_fx="sum")
+            for name in (f"hits_top{k}", f"strict_hits_top{k}"):
+                self.add_state(name, torch.zeros(num_classes, dtype=torch.int64), dist_reduce_fx="sum")
 
     def update(self, scores: Tensor, target: Tensor) -> None:
         """Count a batch: scores and labels shaped as for the losses."""
@@ -90,20 +128,24 @@ class TopKMetrics(Metric):
             raise ShortlistError(f"target must be int64 labels, got probabilities ({target.dtype})")
         if scores_RL.shape[-1] != self.num_classes:
             raise ShortlistError(f"scores must have {self.num_classes} classes, got {scores_RL.shape[-1]}")
-        check_labels_in_range(index_R, self.num_classes)
+        check_labels_in_range(index_R, self.num_classes, self._ignored_label)
+        kept_R = index_R != self._ignored_label
+        index_R = torch.where(kept_R, index_R, 0)
         above_R = scores_above(scores_RL, index_R).flatten()
-        index_R = index_R.flatten()
+        not_below_R = others_not_below(scores_RL, index_R).flatten()
+        index_R, kept_R = index_R.flatten(), kept_R.flatten()
         # Not in place: a state made in inference mode could not be updated outside it.
-        self.seen = self.seen.index_add(0, index_R, torch.ones_like(index_R))
+        self.seen = self.seen.index_add(0, index_R, kept_R.long())
         for k in self.ks:
-            setattr(self, f"hits_top{k}", self._hits(k).index_add(0, index_R, (above_R < k).long()))
+            for name, rank_R in ((f"hits_top{k}", above_R), (f"strict_hits_top{k}", not_below_R)):
+                setattr(self, name, getattr(self, name).index_add(0, index_R, (kept_R & (rank_R < k)).long()))
 
     def set_dtype(self, dst_type: str | torch.dtype) -> "TopKMetrics":
         """Changes nothing: counts stay whole numbers, and the accuracies are float32."""
         return self
 
     def compute(self) -> dict[str, Tensor]:
-        """``micro_top{k}``, ``macro_top{k}`` and the like for each K, and ``absent_classes``.
+        """``micro_top{k}``, ``macro_top{k}`` and the like for each K, ``tied_top{k}``, and ``absent_classes``.
 
         A mean over classes takes those that occur in the counted labels, whatever K is; over none it is NaN.
         """
@@ -116,6 +158,9 @@ class TopKMetrics(Metric):
             result[f"micro_top{k}"] = self._hits(k).sum() / self.seen.sum()
             for name, members in groups.items():
                 result[f"{name}_top{k}"] = accuracy[members].mean()
+            result[f"tied_top{k}"] = (
+                self._count(f"hits_top{k}") - self._count(f"strict_hits_top{k}")
+            ).sum() / self.seen.sum()
         result["absent_classes"] = (~occurs).sum()
         return result
 
@@ -124,6 +169,9 @@ class TopKMetrics(Metric):
         return {k: self._hits(k) / self.seen for k in self.ks}
 
     def _hits(self, k: int) -> Tensor:
-        """Images of each class that are correct at K."""
-        hits: Tensor = getattr(self, f"hits_top{k}")
-        return hits
+        """Images of each class that are correct at K, as ties count."""
+        return self._count(f"hits_top{k}" if self.ties == "correct" else f"strict_hits_top{k}")
+
+    def _count(self, state: str) -> Tensor:
+        count: Tensor = getattr(self, state)
+        return count

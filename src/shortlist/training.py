@@ -492,8 +492,8 @@ class Trainer:
         load_weights(self.plain_model, self.folder.load_best(), misfit)
         test = self._evaluate("test")
         skipped = self._skipped()
-        if test.undecided:
-            self.progress.say(test.undecided)
+        if test.ties:
+            self.progress.say(test.ties)
         if skipped:
             self.progress.say(f"left out, as they could not be read: {len(skipped)}: {some_of(skipped)}")
         if not self.writes:
