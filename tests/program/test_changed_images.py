@@ -8,8 +8,8 @@ import pytest
 
 from shortlist import ShortlistError
 from shortlist.config import DataConfig, LossConfig, ModelConfig, RunConfig, TrainConfig
-from shortlist.data import load_problem
 from shortlist.data.image_files import read_image
+from shortlist.data.loading import load_problem
 from shortlist.predicting import Predictor, image_files
 from shortlist.recorded_data import has_other_training_images
 from shortlist.runs import RunFolder
