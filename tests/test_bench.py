@@ -30,6 +30,7 @@ from shortlist.bench.measurements import (
     read_measurements,
 )
 from shortlist.bench.plots import _pushed_apart
+from shortlist.bench.tables import Results, loop_tables
 from shortlist.bench.timing import QUICK, Pace, Step, Timing, interleaved_wall_times
 from shortlist.config import RunConfig
 from shortlist.marked_pages import END, begin_mark
@@ -370,6 +371,16 @@ def test_the_tables_say_what_the_file_says(tmp_path: Path) -> None:
     assert "| Liger | 99.0 (wall) |" in page
     assert "| **shortlist / fastest peer** | 0.38× |" in page  # noqa: RUF001
     assert f"- head, Liger, 1,024 × 1M: {NOT_CAPTURED}: it waits" in page  # noqa: RUF001
+
+
+def test_the_faster_loop_is_faster_by_how_much_longer_the_other_takes() -> None:
+    rows = [measurement("plain", suite="loop", wall_ms=3000.0), measurement("ours", suite="loop", wall_ms=1500.0)]
+    (table,) = loop_tables(Results(rows))
+    cells = [line.strip("| ").split(" | ") for line in table.splitlines()[-2:]]
+    assert [(entry, seconds, factor[:-1]) for entry, seconds, factor in cells] == [
+        ("plain", "3.00", "1.00"),
+        ("ours", "1.50", "2.00"),
+    ]
 
 
 def test_a_document_without_marks_is_left_alone(tmp_path: Path) -> None:

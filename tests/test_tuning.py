@@ -18,6 +18,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -116,6 +117,8 @@ def test_given_values_join_or_replace_the_grid_and_span_what_is_sampled() -> Non
         "loss.scale": (40,),
         "optim.lr": Range(0.01, 0.1, log=True),
     }
+    from_zero = search_axes(ldam, "none", ["optim.weight_decay=0,0.1"])["optim.weight_decay"]
+    assert from_zero == Range(0.0, 0.1), "zero has no logarithm"
     without_grid = recipes.build("plantnet_table5_noised_k5")
     assert search_axes(without_grid, search=["optim.lr=0.05,0.2"]) == {"optim.lr": (0.05, 0.2)}, "as it was typed"
     assert search_axes(without_grid) == RANGES["noised_topk_hinge"]
@@ -607,7 +610,10 @@ def test_a_trial_of_another_machine_is_left_alone_until_it_counts_as_lost(
         with pytest.raises(SystemExit):
             tune(config)
     assert [trial.state for trial in tune(config).trials] == ["running", "complete"]
-    assert [trial.state for trial in tune(config, lost_after=0).trials] == ["complete"] * 2
+    two_hours_later = time.time() + 2 * 3600
+    monkeypatch.setattr(tuning, "time", SimpleNamespace(time=lambda: two_hours_later))
+    assert [trial.state for trial in tune(config, lost_after=2.5).trials] == ["running", "complete"]
+    assert [trial.state for trial in tune(config, lost_after=1.5).trials] == ["complete"] * 2
 
 
 def test_a_loss_that_diverges_ends_its_trial_and_not_the_study(config: RunConfig) -> None:
