@@ -2,7 +2,9 @@
 
 import math
 import re
+from collections import Counter
 from collections.abc import Callable
+from fractions import Fraction
 from functools import partial
 from typing import Any
 
@@ -333,11 +335,6 @@ def test_scores_must_be_floating_point(loss: LossCase, dtype: torch.dtype) -> No
         loss.function(SCORES.to(dtype), TARGET)
 
 
-def test_scores_must_be_a_tensor() -> None:
-    with rejects("scores", "a floating-point tensor", "list"):
-        F.focal(SCORES.tolist(), TARGET)  # type: ignore[arg-type]
-
-
 @every_loss
 @pytest.mark.parametrize("shape", [(), (0,), (1,), (N, 1), (N, 0), (N, 1, 2)], ids=str)
 def test_scores_must_have_two_classes_or_more(loss: LossCase, shape: tuple[int, ...]) -> None:
@@ -437,11 +434,6 @@ def test_labels_must_be_a_tensor(call: Callable[..., object]) -> None:
 def test_a_label_that_names_no_class_is_an_error_on_the_cpu(call: Callable[..., object], value: int) -> None:
     with rejects("target", f"in [0, {L - 1}]", value):
         call(SCORES, torch.tensor([0, value, 1]))
-
-
-def test_the_metrics_ignore_no_label() -> None:
-    with rejects("target", f"in [0, {L - 1}]", -100):
-        update_metrics(SCORES, torch.tensor([0, -100, 1]))
 
 
 @every_loss
@@ -581,3 +573,116 @@ def test_a_rejected_call_draws_no_noise(wrong: dict[str, Any]) -> None:
 def test_an_unknown_name_is_an_attribute_error_that_says_it(name: str) -> None:
     with pytest.raises(AttributeError, match=f"module 'shortlist' has no attribute '{name}'"):
         getattr(sl, name)
+
+
+# Wrong types: the message begins with the argument, whichever it is.
+
+OPERATORS: dict[str, Callable[..., object]] = {
+    "topk_value": partial(sl.topk_value, SCORES, 2),
+    "topk_sum": partial(sl.topk_sum, SCORES, 2),
+    "smooth_topk": partial(sl.smooth_topk, SCORES, 2, epsilon=0.1),
+    "smooth_topk_sum": partial(sl.smooth_topk_sum, SCORES, 2, epsilon=0.1),
+    "exact_topk": partial(sl.exact_topk, SCORES, 2, epsilon=0.1),
+}
+LAYERS: dict[str, Callable[..., torch.nn.Module]] = {
+    "CosineLinear": lambda in_features=5, num_classes=L: sl.CosineLinear(in_features, num_classes),
+    "NoisedTopKHead": lambda in_features=5, num_classes=L: sl.NoisedTopKHead(
+        in_features, num_classes, sl.NoisedTopKHinge(2)
+    ),
+    "ClassParallelNoisedTopKHead": lambda in_features=5, num_classes=L: sl.ClassParallelNoisedTopKHead(
+        in_features, num_classes, sl.NoisedTopKHinge(2)
+    ),
+}
+INTEGERS: dict[str, tuple[str, Callable[..., object]]] = (
+    {f"{name}_k": ("k", call) for name, call in (LOSS_OF_K | VALUE_OF_K | MODULE_OF_K).items()}
+    | {
+        f"{name}_draws": (argument, lambda n, a=argument, c=call: c(**{a: n}))
+        for name, (argument, call) in DRAWING.items()
+        if argument == "n_samples"
+    }
+    | {f"{name}_dim": ("dim", lambda dim, c=call: c(dim=dim)) for name, call in OPERATORS.items()}
+    | {f"{name}_in_features": ("in_features", call) for name, call in LAYERS.items()}
+    | {
+        f"{name}_classes": ("(num_classes|out_features)", lambda n, c=call: c(num_classes=n))
+        for name, call in LAYERS.items()
+    }
+    | {f"{case.name}_ignore": ("ignore_index", lambda i, c=case: c(SCORES, TARGET, ignore_index=i)) for case in LOSSES}
+    | {
+        "metrics_classes": ("num_classes", sl.TopKMetrics),
+        "metrics_ignore": ("ignore_index", lambda i: sl.TopKMetrics(L, ks=(1,), ignore_index=i)),
+        "module_ignore": ("ignore_index", lambda i: sl.TopKHinge(2, ignore_index=i)),
+    }
+)
+
+
+@pytest.mark.parametrize(("name", "call"), INTEGERS.values(), ids=INTEGERS)
+@rejected_values(True, torch.tensor(True), 1.5, None, "2", [1])
+def test_an_integer_is_no_bool_and_nothing_else(name: str, call: Callable[..., object], value: object) -> None:
+    with pytest.raises(sl.ShortlistError, match=f"^{name} must be an integer.*, got {re.escape(repr(value))}"):
+        call(value)
+
+
+@pytest.mark.parametrize(("name", "call"), INTEGERS.values(), ids=INTEGERS)
+def test_an_integer_that_no_tensor_could_hold_is_rejected(name: str, call: Callable[..., object]) -> None:
+    with pytest.raises(
+        sl.ShortlistError, match=f"^{name} must be .*, got an integer of {(10**5000).bit_length()} bits"
+    ):
+        call(10**5000)
+
+
+@pytest.mark.parametrize("call", ANY_COUNTS.values(), ids=ANY_COUNTS)
+@rejected_values("5", {"oak": 5}, Counter("oak"), {3}, object(), ["a"] * L, [1, 2, 3, None], [1, 2, 3, 2**70])
+def test_class_counts_must_be_numbers_in_the_order_of_the_classes(call: Callable[..., object], value: Any) -> None:
+    with rejects("class_counts", "numbers in the order of the classes", type(value).__name__):
+        call(value)
+
+
+@pytest.mark.parametrize("call", NEEDS_COUNTS.values(), ids=NEEDS_COUNTS)
+def test_class_counts_are_needed(call: Callable[..., object]) -> None:
+    with rejects("class_counts", "numbers in the order of the classes", "NoneType"):
+        call(None)
+
+
+def test_a_fraction_is_no_number_that_torch_calculates_with() -> None:
+    with rejects("epsilon", "a finite number >= 0", repr(Fraction(1, 2))):
+        sl.NoisedTopKHinge(2, epsilon=Fraction(1, 2))  # type: ignore[arg-type]
+
+
+@every_loss
+@rejected_values(None, [[0.3, -1.2, 0.8, 0.1]], "scores", 2.5)
+def test_scores_must_be_a_tensor(loss: LossCase, value: Any) -> None:
+    with rejects("scores", "a floating-point tensor", type(value).__name__):
+        loss.module(L)(value, TARGET, **loss.given(NOISE))
+
+
+@rejected_values(None, SCORES.tolist())
+def test_scores_must_be_a_tensor_for_losses_with_class_counts(value: Any) -> None:
+    for function in (F.ldam, F.logit_adjusted, partial(F.imbalanced_noised_topk_hinge, k=2)):
+        with rejects("scores", "a floating-point tensor", type(value).__name__):
+            function(value, TARGET, class_counts=COUNTS)
+
+
+@pytest.mark.parametrize("layer", LAYERS.values(), ids=LAYERS)
+@pytest.mark.parametrize(
+    "features", [None, [[1.0] * 5], torch.ones(3, 5, dtype=torch.int64), torch.ones(3, 4)], ids=str
+)
+def test_features_must_be_a_tensor_that_fits(layer: Callable[..., torch.nn.Module], features: Any) -> None:
+    module: Any = layer()
+    with pytest.raises(sl.ShortlistError, match=r"^features must "):
+        module(features) if isinstance(module, sl.CosineLinear) else module.scores(features)
+
+
+@pytest.mark.parametrize("name", ["smooth_topk", "smooth_topk_sum"])
+@rejected_values(0, "seed")
+def test_a_generator_is_a_generator(name: str, value: Any) -> None:
+    with rejects("generator", "a torch.Generator", repr(value)):
+        OPERATORS[name](generator=value)
+    with rejects("generator", "a torch.Generator", repr(value)):
+        F.noised_topk_hinge(SCORES, TARGET, 2, generator=value)
+
+
+@every_loss
+@rejected_values(None, 1, torch.ones(3))
+def test_a_reduction_is_a_word(loss: LossCase, value: Any) -> None:
+    with pytest.raises(sl.ShortlistError, match=f"^reduction must be one of .*, got {re.escape(repr(value))}"):
+        loss(SCORES, TARGET, reduction=value)

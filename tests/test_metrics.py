@@ -407,9 +407,9 @@ def test_a_label_out_of_range_is_an_error_and_counts_nothing(label: int) -> None
     assert numbers(metrics.compute()) == approximately(numbers(counted(draw_batch(9)).compute()))
 
 
-@pytest.mark.parametrize("ks", [(), (1, 1), (3, 1, 3)], ids=str)
-def test_ks_must_be_different_and_at_least_one(ks: tuple[int, ...]) -> None:
-    with pytest.raises(sl.ShortlistError, match="ks must be one or more .*values of K.*, got " + re.escape(str(ks))):
+@pytest.mark.parametrize("ks", [(1, 1), (3, 1, 3)], ids=str)
+def test_ks_must_be_different(ks: tuple[int, ...]) -> None:
+    with pytest.raises(sl.ShortlistError, match="ks must be different values of K, got " + re.escape(str(ks))):
         sl.TopKMetrics(L, ks=ks)
 
 
@@ -419,9 +419,9 @@ def test_the_number_of_classes_must_be_a_positive_integer(num_classes: Any) -> N
         sl.TopKMetrics(num_classes, ks=(1,))
 
 
-@pytest.mark.parametrize("ks", [5, None, "1", 1.5])
+@pytest.mark.parametrize("ks", [5, None, "1", 1.5, (), torch.tensor(2)])
 def test_ks_must_be_a_list_of_numbers(ks: Any) -> None:
-    with pytest.raises(sl.ShortlistError, match=f"ks must be .*, got {re.escape(repr(ks))}"):
+    with pytest.raises(sl.ShortlistError, match=r"ks must be .*such as \(1, 5\), got"):
         sl.TopKMetrics(L, ks=ks)
 
 

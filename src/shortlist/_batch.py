@@ -7,13 +7,12 @@ Shape suffixes: R rows (the batch and any further dimensions), L classes, C cand
 """
 
 import math
-from numbers import Integral
 from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 
-from shortlist._checks import can_read, check_floating, check_weight
+from shortlist._checks import can_read, check_floating, check_integer, check_weight
 from shortlist._precision import result_dtype, widened
 from shortlist.errors import ShortlistError
 
@@ -40,7 +39,7 @@ class ScoredBatch:
         blank_ignored: bool = True,
     ) -> None:
         check_reduction(reduction)
-        check_ignore_index(ignore_index)
+        check_integer("ignore_index", ignore_index)
         self._reduction, self._weight_L = reduction, None
         self.scores_RL, self.index_R, self._probability_RL = with_classes_last(scores, target)
         self._result_dtype = result_dtype(scores)
@@ -123,13 +122,8 @@ def reduce_rows(loss_R: Tensor, share_R: Tensor, reduction: Reduction) -> Tensor
 
 
 def check_reduction(reduction: str) -> None:
-    if reduction not in _REDUCTIONS:
+    if not isinstance(reduction, str) or reduction not in _REDUCTIONS:
         raise ShortlistError(f"reduction must be one of {_REDUCTIONS}, got {reduction!r}")
-
-
-def check_ignore_index(ignore_index: int) -> None:
-    if isinstance(ignore_index, bool) or not isinstance(ignore_index, Integral):
-        raise ShortlistError(f"ignore_index must be an integer, got {ignore_index!r}")
 
 
 def checked_class_dim(scores: Tensor) -> int:
@@ -140,6 +134,11 @@ def checked_class_dim(scores: Tensor) -> int:
         shapes = "(N, L), (L,) or (N, L, d1, ...) with L >= 2 classes"
         raise ShortlistError(f"scores must have shape {shapes}, got {tuple(scores.shape)}")
     return class_dim
+
+
+def checked_num_classes(scores: Tensor) -> int:
+    class_dim = checked_class_dim(scores)
+    return scores.shape[class_dim]
 
 
 def with_classes_last(scores: Tensor, target: Tensor) -> tuple[Tensor, Tensor | None, Tensor | None]:

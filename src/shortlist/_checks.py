@@ -7,7 +7,7 @@ Checks of shapes, types and plain numbers always run. Checks of tensor *values* 
 import math
 import operator
 from collections.abc import Sequence
-from numbers import Real
+from numbers import Integral, Rational, Real
 
 import torch
 from torch import Tensor
@@ -33,22 +33,35 @@ def check_floating(name: str, tensor: Tensor) -> None:
         raise ShortlistError(f"{name} must be a floating-point tensor, got {got}")
 
 
-def check_at_least_one(name: str, value: int) -> None:
+def check_features(features: Tensor, in_features: int) -> None:
+    check_floating("features", features)
+    if features.dim() == 0 or features.shape[-1] != in_features:
+        raise ShortlistError(f"features must have shape (..., {in_features}), got {tuple(features.shape)}")
+
+
+def check_integer(name: str, value: int, rule: str = "") -> None:
+    """A bool is none: True in the place of a number is a mistake."""
     try:
-        whole = operator.index(value)
+        operator.index(value)
+        whole = not isinstance(value, bool) and getattr(value, "dtype", None) != torch.bool
     except TypeError:
-        raise ShortlistError(f"{name} must be an integer, got {value!r}") from None
-    if whole < 1:
-        raise ShortlistError(f"{name} must be at least 1, got {whole}")
+        whole = False
+    if not whole:
+        raise ShortlistError(f"{name} must be an integer{rule}, got {value!r}")
+    if not -(2**63) <= value < 2**63:
+        raise ShortlistError(f"{name} must be an integer of at most 64 bits, got {_short(value)}")
+
+
+def check_at_least_one(name: str, value: int) -> None:
+    check_integer(name, value)
+    if value < 1:
+        raise ShortlistError(f"{name} must be at least 1, got {value}")
 
 
 def check_k(k: int, largest: int, num_classes: int) -> None:
     """``largest`` is L where K scores are looked at, and L - 1 where K + 1 are."""
-    try:
-        inside = 1 <= operator.index(k) <= largest
-    except TypeError:
-        raise ShortlistError(f"k must be an integer, got {k!r}") from None
-    if not inside:
+    check_integer("k", k)
+    if not 1 <= k <= largest:
         raise ShortlistError(f"k must be in [1, {largest}] for {num_classes} classes, got {k}")
 
 
@@ -67,7 +80,9 @@ def check_positive(name: str, value: float, dtype: torch.dtype | None = None) ->
 
 # Comparisons in place of math.isfinite: torch.compile follows them with symbolic numbers too.
 def _check_real(name: str, value: float, rule: str, dtype: torch.dtype | None) -> None:
-    if not isinstance(value, Real) or isinstance(value, bool) or not value < math.inf:
+    # Fractions are real numbers too, with which torch cannot calculate.
+    is_number = isinstance(value, Real) and (isinstance(value, Integral) or not isinstance(value, Rational))
+    if not is_number or isinstance(value, bool) or not value < math.inf:
         raise ShortlistError(f"{name} must be a finite number {rule}, got {value!r}")
     largest = torch.finfo(dtype or torch.float64).max
     if value > largest:
@@ -77,21 +92,19 @@ def _check_real(name: str, value: float, rule: str, dtype: torch.dtype | None) -
 
 def _short(value: float) -> str:
     """Python refuses to write down integers of thousands of digits."""
-    return f"an integer of {value.bit_length()} bits" if isinstance(value, int) else repr(value)
+    return f"an integer of {value.bit_length()} bits" if isinstance(value, int) and value >> 128 else repr(value)
 
 
 _MOST_DRAWS = 2**24  # float32 counts no further
 
 
 def check_n_samples(n_samples: float, name: str = "n_samples") -> None:
-    if n_samples == math.inf:
+    rule = " >= 1, or math.inf for the expectation"
+    if isinstance(n_samples, float) and n_samples == math.inf:
         return
-    try:
-        enough = operator.index(n_samples) >= 1  # type: ignore[arg-type]
-    except TypeError:
-        enough = False
-    if not enough:
-        raise ShortlistError(f"{name} must be an integer >= 1, or math.inf for the expectation, got {n_samples!r}")
+    check_integer(name, n_samples, rule)  # type: ignore[arg-type]
+    if n_samples < 1:
+        raise ShortlistError(f"{name} must be an integer{rule}, got {n_samples}")
     if n_samples > _MOST_DRAWS:
         raise ShortlistError(
             f"{name} must be at most {_MOST_DRAWS}, or math.inf for the expectation without draws, got {n_samples}"
@@ -99,6 +112,8 @@ def check_n_samples(n_samples: float, name: str = "n_samples") -> None:
 
 
 def check_noise(noise: Tensor | None, x: Tensor, generator: torch.Generator | None) -> None:
+    if generator is not None and not isinstance(generator, torch.Generator):
+        raise ShortlistError(f"generator must be a torch.Generator, got {generator!r}")
     if noise is None:
         return
     if generator is not None:
@@ -122,13 +137,22 @@ def check_weight(weight: Tensor, num_classes: int | None) -> None:
     check_per_class("weight", weight, num_classes)
 
 
+def _as_tensor(class_counts: ClassCounts) -> Tensor:
+    try:
+        counts = torch.as_tensor(class_counts)
+        if counts.is_meta:  # made within torch.device("meta"), where values would be lost
+            counts = torch.as_tensor(class_counts, device="cpu")
+    except (TypeError, ValueError, RuntimeError, OverflowError):
+        what = "numbers in the order of the classes, such as [500, 20, 3]"
+        raise ShortlistError(f"class_counts must be {what}, got {type(class_counts).__name__}") from None
+    return counts
+
+
 def checked_class_counts(
     class_counts: ClassCounts, num_classes: int | None = None, *, allow_zero: bool = False
 ) -> Tensor:
     """Training images of each class as a tensor; every one positive (or zero, where a class may be unseen)."""
-    counts = class_counts if isinstance(class_counts, Tensor) else torch.as_tensor(class_counts)
-    if counts is not class_counts and counts.is_meta:  # made within torch.device("meta"), where values would be lost
-        counts = torch.as_tensor(class_counts, device="cpu")
+    counts = class_counts if isinstance(class_counts, Tensor) else _as_tensor(class_counts)
     check_per_class("class_counts", counts, num_classes)
     if counts.dtype == torch.bool or counts.is_complex():
         raise ShortlistError(f"class_counts must be numbers, got {counts.dtype}")

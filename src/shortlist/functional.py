@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from shortlist import kernels
-from shortlist._batch import Reduction, ScoredBatch, checked_class_dim
+from shortlist._batch import Reduction, ScoredBatch, checked_num_classes
 from shortlist._checks import (
     ClassCounts,
     check_floating,
@@ -410,7 +410,7 @@ def imbalanced_noised_topk_hinge(
         Garcin et al., Stochastic smoothing of the top-K calibrated hinge loss for deep imbalanced classification,
         ICML 2022.
     """
-    counts_L = checked_class_counts(class_counts, scores.shape[checked_class_dim(scores)])
+    counts_L = checked_class_counts(class_counts, checked_num_classes(scores))
     check_not_negative("max_margin", max_margin, working_dtype(scores.dtype))
     margins_L = margins_for(scores, counts_L, max_margin)
     return noised_hinge(

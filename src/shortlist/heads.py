@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from shortlist._checks import can_read, check_at_least_one
+from shortlist._checks import can_read, check_at_least_one, check_features
 from shortlist._precision import widened
 
 
@@ -49,6 +49,7 @@ class CosineLinear(nn.Module):
         nn.init.normal_(self.weight, std=1 / math.sqrt(self.in_features))
 
     def forward(self, features: Tensor) -> Tensor:
+        check_features(features, self.in_features)
         return F.linear(unit_rows(features), unit_rows(self.weight))
 
     def extra_repr(self) -> str:

@@ -9,11 +9,12 @@ import torch
 from torch import Tensor, nn
 
 from shortlist import functional
-from shortlist._batch import Reduction, check_reduction, checked_class_dim
+from shortlist._batch import Reduction, check_reduction, checked_num_classes
 from shortlist._checks import (
     ClassCounts,
     can_read,
     check_at_least_one,
+    check_integer,
     check_k,
     check_n_samples,
     check_not_negative,
@@ -49,6 +50,7 @@ class _Loss(nn.Module):
     def __init__(self, weight: Tensor | None, ignore_index: int, reduction: Reduction) -> None:
         super().__init__()
         check_reduction(reduction)
+        check_integer("ignore_index", ignore_index)
         if weight is not None:
             check_weight(weight, None)
         self.register_buffer("weight", weight)
@@ -449,7 +451,7 @@ class ImbalancedNoisedTopKHinge(_NoisedLoss, _ClassCountLoss):
         noise: Tensor | None = None,
         generator: torch.Generator | None = None,
     ) -> Tensor:
-        check_per_class("class_counts", self.class_counts, scores.shape[checked_class_dim(scores)])
+        check_per_class("class_counts", self.class_counts, checked_num_classes(scores))
         self.check_settings(working_dtype(scores.dtype))
         return noised_hinge(
             scores,

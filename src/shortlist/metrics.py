@@ -1,13 +1,13 @@
 """Top-K accuracy over all images, over classes, and over rare and frequent classes."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
 
-from shortlist._batch import check_ignore_index, check_labels_in_range, with_classes_last
-from shortlist._checks import ClassCounts, check_at_least_one, check_k, checked_class_counts
+from shortlist._batch import check_labels_in_range, with_classes_last
+from shortlist._checks import ClassCounts, check_at_least_one, check_integer, check_k, checked_class_counts
 from shortlist.class_sizes import size_groups
 from shortlist.errors import ShortlistError
 
@@ -98,18 +98,22 @@ class TopKMetrics(Metric):
     ) -> None:
         super().__init__(**kwargs)
         check_at_least_one("num_classes", num_classes)
-        if not isinstance(ks, Iterable) or isinstance(ks, str) or len(ks) == 0:
-            raise ShortlistError(f"ks must be one or more values of K, such as (1, 5), got {ks!r}")
+        try:
+            ks = () if isinstance(ks, str) else tuple(ks)
+        except TypeError:
+            raise ShortlistError(f"ks must be a sequence of values of K, such as (1, 5), got {ks!r}") from None
+        if len(ks) == 0:
+            raise ShortlistError("ks must be one or more values of K, such as (1, 5), got none")
         for k in ks:
             check_k(k, num_classes, num_classes)
         if len(set(ks)) < len(ks):
-            raise ShortlistError(f"ks must be one or more different values of K, got {tuple(ks)}")
-        check_ignore_index(ignore_index)
-        if ties not in _TIES:
+            raise ShortlistError(f"ks must be different values of K, got {ks}")
+        check_integer("ignore_index", ignore_index)
+        if not isinstance(ties, str) or ties not in _TIES:
             raise ShortlistError(f"ties must be one of {_TIES}, got {ties!r}")
         self.num_classes = num_classes
         self.ties = ties
-        self.ks = tuple(ks)
+        self.ks = ks
         counts = None if class_counts is None else checked_class_counts(class_counts, num_classes, allow_zero=True)
         self.register_buffer("class_counts", counts, persistent=False)
         self.add_state("seen", torch.zeros(num_classes, dtype=torch.int64), dist_reduce_fx="sum")

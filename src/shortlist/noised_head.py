@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from shortlist._batch import check_labels_in_range, reduce_rows, weigh_rows
-from shortlist._checks import check_at_least_one, check_floating, check_k, check_noise, check_per_class
+from shortlist._checks import check_at_least_one, check_features, check_k, check_noise, check_per_class
 from shortlist._chosen_scores import chosen_scores
 from shortlist._precision import product_dtype, result_dtype, widened, working_dtype, zero_if_tiny
 from shortlist._standings import Standings
@@ -53,7 +53,6 @@ class NoisedHead(nn.Module, ABC):
     ) -> None:
         super().__init__()
         check_at_least_one("in_features", in_features)
-        check_at_least_one("num_classes", num_classes)
         self.loss = _settings_alone(loss, num_classes)
         self.in_features = in_features
         self.num_classes = num_classes
@@ -199,9 +198,7 @@ class NoisedHead(nn.Module, ABC):
             torch.addmm(self.bias[chunk].to(features_RD.dtype), features_RD, weight_CD.T, out=out)
 
     def _checked_labels(self, features: Tensor, target: Tensor) -> Tensor:
-        check_floating("features", features)
-        if features.dim() == 0 or features.shape[-1] != self.in_features:
-            raise ShortlistError(f"features must have shape (..., {self.in_features}), got {tuple(features.shape)}")
+        check_features(features, self.in_features)
         if product_dtype(features) != product_dtype(self.weight):
             raise ShortlistError(f"features must be {self.weight.dtype} as the weight is, got {features.dtype}")
         if not isinstance(target, Tensor) or target.dtype not in (torch.int64, torch.uint8):
@@ -286,6 +283,7 @@ class NoisedTopKHead(NoisedHead):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
+        check_at_least_one("num_classes", num_classes)
         super().__init__(
             in_features,
             num_classes,
@@ -299,6 +297,7 @@ class NoisedTopKHead(NoisedHead):
         )
 
     def scores(self, features: Tensor) -> Tensor:
+        check_features(features, self.in_features)
         if self.cosine:
             return F.linear(unit_rows(features), unit_rows(self.weight))
         return F.linear(features, self.weight, self.bias)

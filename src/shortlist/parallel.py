@@ -15,6 +15,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from shortlist._batch import reduce_rows
+from shortlist._checks import check_at_least_one, check_features
 from shortlist._chosen_scores import chosen_scores
 from shortlist._standings import Standings
 from shortlist.errors import ShortlistError
@@ -77,6 +78,7 @@ class ClassParallelNoisedTopKHead(NoisedHead):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
+        check_at_least_one("num_classes", num_classes)
         self._ranks = _Ranks(process_group)
         super().__init__(
             in_features,
@@ -101,6 +103,7 @@ class ClassParallelNoisedTopKHead(NoisedHead):
 
         They have no gradient, nor has a loss made of them, with ``eval_n_samples=math.inf`` in evaluation mode.
         """
+        check_features(features, self.in_features)
         features_RD = features.reshape(-1, self.in_features)
         features_ND = self._ranks.gather(unit_rows(features_RD) if self.cosine else features_RD)
         weight = unit_rows(self.weight) if self.cosine else self.weight

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from shortlist import _lazy
-from shortlist._checks import check_floating, check_k, check_n_samples, check_noise, check_not_negative
+from shortlist._checks import check_floating, check_integer, check_k, check_n_samples, check_noise, check_not_negative
 from shortlist._noise import cpu_generator_from, standard_normal
 from shortlist._precision import widened, zero_if_tiny
 from shortlist.errors import ShortlistError
@@ -109,6 +109,7 @@ def smooth_topk_sum(
 def rows_of(x: Tensor, k: int, dim: int) -> Tensor:
     """Check an operator's operand; bring its classes last and its values to working precision."""
     check_floating("x", x)
+    check_integer("dim", dim)
     if not -x.dim() <= dim < x.dim():
         raise ShortlistError(f"dim must name one of the {x.dim()} dimensions of x, got {dim}")
     check_k(k, x.shape[dim], x.shape[dim])

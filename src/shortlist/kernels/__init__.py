@@ -40,5 +40,5 @@ def take_labelled_rows(scores: Tensor, target: Tensor, weight: Tensor | None) ->
         and target.shape == scores.shape[:1]
         and target.shape[0] > 0  # not its length, which would fix the batch size of an exported graph
         and target.device == scores.device
-        and (weight is None or weight.device == scores.device)
+        and (weight is None or (isinstance(weight, Tensor) and weight.device == scores.device))
     )
