@@ -61,15 +61,22 @@ class Preprocess:
 
     def normalise(self, images: Tensor) -> Tensor:
         """uint8 ``(N, C, H, W)`` to floats of about zero mean and unit deviation."""
-        mean, std = _mean_and_std(self, images.device)
+        # While torch traces a module, constants are fake tensors, which must not outlive the trace.
+        plain = type(images) is Tensor and not torch.compiler.is_compiling()
+        mean, std = (_kept_mean_and_std if plain else _mean_and_std)(self, images.device)
         return (images.float() - mean) / std
 
 
-@cache
 def _mean_and_std(preprocess: Preprocess, device: torch.device) -> tuple[Tensor, Tensor]:
-    # Kept, because a tensor made from Python numbers on a GPU waits for the GPU.
     values = torch.tensor([preprocess.mean, preprocess.std], device=device).view(2, -1, 1, 1) * 255
     return values[0], values[1]
+
+
+@cache
+def _kept_mean_and_std(preprocess: Preprocess, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Kept, because a tensor made from Python numbers on a GPU waits for the GPU."""
+    with torch.inference_mode(False):  # tensors made in that mode could not be used where gradients are wanted
+        return _mean_and_std(preprocess, device)
 
 
 @dataclass(frozen=True)
