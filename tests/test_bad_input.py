@@ -577,13 +577,7 @@ def test_an_unknown_name_is_an_attribute_error_that_says_it(name: str) -> None:
 
 # Wrong types: the message begins with the argument, whichever it is.
 
-OPERATORS: dict[str, Callable[..., object]] = {
-    "topk_value": partial(sl.topk_value, SCORES, 2),
-    "topk_sum": partial(sl.topk_sum, SCORES, 2),
-    "smooth_topk": partial(sl.smooth_topk, SCORES, 2, epsilon=0.1),
-    "smooth_topk_sum": partial(sl.smooth_topk_sum, SCORES, 2, epsilon=0.1),
-    "exact_topk": partial(sl.exact_topk, SCORES, 2, epsilon=0.1),
-}
+OPERATORS_OF_DIM = {name: partial(operator, SCORES, 2) for name, operator in OPERATORS.items()}
 LAYERS: dict[str, Callable[..., torch.nn.Module]] = {
     "CosineLinear": lambda in_features=5, num_classes=L: sl.CosineLinear(in_features, num_classes),
     "NoisedTopKHead": lambda in_features=5, num_classes=L: sl.NoisedTopKHead(
@@ -600,7 +594,7 @@ INTEGERS: dict[str, tuple[str, Callable[..., object]]] = (
         for name, (argument, call) in DRAWING.items()
         if argument == "n_samples"
     }
-    | {f"{name}_dim": ("dim", lambda dim, c=call: c(dim=dim)) for name, call in OPERATORS.items()}
+    | {f"{name}_dim": ("dim", lambda dim, c=call: c(dim=dim)) for name, call in OPERATORS_OF_DIM.items()}
     | {f"{name}_in_features": ("in_features", call) for name, call in LAYERS.items()}
     | {
         f"{name}_classes": ("(num_classes|out_features)", lambda n, c=call: c(num_classes=n))
@@ -676,7 +670,7 @@ def test_features_must_be_a_tensor_that_fits(layer: Callable[..., torch.nn.Modul
 @rejected_values(0, "seed")
 def test_a_generator_is_a_generator(name: str, value: Any) -> None:
     with rejects("generator", "a torch.Generator", repr(value)):
-        OPERATORS[name](generator=value)
+        OPERATORS_OF_DIM[name](generator=value)
     with rejects("generator", "a torch.Generator", repr(value)):
         F.noised_topk_hinge(SCORES, TARGET, 2, generator=value)
 

@@ -480,3 +480,10 @@ def test_half_types_are_widened(dtype: torch.dtype) -> None:
     torch.testing.assert_close(losses[0], losses[1])
     gradients = [torch.autograd.grad(loss.sum(), each)[0] for loss, each in zip(losses, (narrow, wide), strict=True)]
     torch.testing.assert_close(gradients[0], gradients[1].to(dtype))
+
+
+def test_long_rows_with_thousands_of_draws_are_left_to_torch_which_needs_less_memory() -> None:
+    short, long = 1000, 100_000
+    assert noised.can_take(long, 5, 4096)
+    assert not noised.can_take(long, 5, 10_000)
+    assert noised.can_take(short, 5, 10_000), "they keep no lists"

@@ -405,7 +405,8 @@ def test_cosines_and_their_gradients_know_no_size(dtype: torch.dtype, size: floa
 
     def scores(x: Tensor) -> Tensor:
         inputs = {"features": features, "weight": weight, of: x}
-        return torch.func.functional_call(head, {"weight": inputs["weight"]}, inputs["features"])
+        scores: Tensor = torch.func.functional_call(head, {"weight": inputs["weight"]}, inputs["features"])
+        return scores
 
     x, upstream = {"features": features, "weight": weight}[of], normal(3, 5, seed=2, dtype=dtype)
     want, want_grad = value_and_grad(scores, x, upstream)
@@ -448,7 +449,8 @@ def test_the_gradient_of_cosines_is_their_derivative(size: float) -> None:
 
     def scores(others: Tensor, weight: Tensor) -> Tensor:
         head = sl.CosineLinear(4, 5, dtype=torch.float64)
-        return torch.func.functional_call(head, {"weight": weight}, torch.cat([features[:1], others]))
+        scores: Tensor = torch.func.functional_call(head, {"weight": weight}, torch.cat([features[:1], others]))
+        return scores
 
     inputs = (features[1:].requires_grad_(), weight.requires_grad_())
     assert torch.autograd.gradcheck(scores, inputs)
