@@ -1,20 +1,16 @@
 """What a run wrote down about its data. A file that somebody has edited is named if it does not hold that any more."""
 
 import dataclasses
-import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
 from shortlist.data.splits import Preprocess
 from shortlist.errors import ShortlistError
-from shortlist.runs import RunFolder, is_number, is_text, is_whole
+from shortlist.runs import METRIC, RunFolder, are_metrics, is_number, is_text, is_whole
 
 _CLASSES, _PREPROCESS, _RESULT = "classes.json", "preprocess.json", "final.json"
 _LARGEST_SIDE = 2**14  # of images in pixels
-
-
-METRIC = re.compile(r"(micro|macro|few|medium|many)_top\d{1,9}")
 
 
 @dataclass(frozen=True)
@@ -68,13 +64,7 @@ def read_result(run: RunFolder) -> dict[str, Any]:
 
 
 def _is_metrics(value: Any) -> bool:
-    """True for numbers by name, None where one is undefined; accuracies are shares."""
-    if not isinstance(value, dict):
-        return False
-    accuracies = [each for name, each in value.items() if METRIC.fullmatch(name) and each is not None]
-    return all(each is None or is_number(each) for each in value.values()) and all(
-        0 <= each <= 1 for each in accuracies
-    )
+    return isinstance(value, dict) and are_metrics(value)
 
 
 def _entries(run: RunFolder, file: str, names: Iterable[str]) -> list[Any]:

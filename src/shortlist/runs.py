@@ -19,6 +19,7 @@ import io
 import json
 import os
 import platform
+import re
 import reprlib
 import subprocess
 import sys
@@ -40,6 +41,8 @@ from shortlist.whole_files import WRITING, explained, locked, refuse_links, writ
 if TYPE_CHECKING:
     from torch import Tensor
 
+METRIC = re.compile(r"(micro|macro|few|medium|many)_top\d{1,9}")
+"""Names of accuracies."""
 _CHECKPOINTS_KEPT = 2
 _BEST = "best.safetensors"
 _BEST_BEFORE = f"checkpoints/{_BEST}"
@@ -370,10 +373,16 @@ def find_runs(paths: list[Path]) -> list[RunFolder]:
 
 
 def is_metrics_line(line: Any) -> bool:
-    """True for what training writes of an epoch: its number, and finite numbers or None by name."""
-    if not isinstance(line, dict) or not is_whole(line.get("epoch")):
+    """True for what training writes of an epoch: its number, and numbers or None by name."""
+    return isinstance(line, dict) and is_whole(line.get("epoch")) and are_metrics(line)
+
+
+def are_metrics(values: dict[str, Any]) -> bool:
+    """True for finite numbers by name, None where one is undefined; accuracies are shares."""
+    if not all(value is None or is_number(value) for value in values.values()):
         return False
-    return all(value is None or is_number(value) for value in line.values())
+    accuracies = (value for name, value in values.items() if METRIC.fullmatch(name.removeprefix("val_")))
+    return all(value is None or 0 <= value <= 1 for value in accuracies)
 
 
 def is_number(value: Any) -> bool:

@@ -20,7 +20,16 @@ def test_no_damaged_record_ends_in_a_traceback(tmp_path: Path) -> None:
     assert unexplained(runs, of_whole_files, tmp_path, ("train --resume",)) == []
 
 
-@pytest.mark.parametrize("line", ["null", '{"epoch": null}', '{"epoch": 0, "train_loss": "x"}', '{"epoch": true}'])
+@pytest.mark.parametrize(
+    "line",
+    [
+        "null",
+        '{"epoch": 1, "val_macro_top5": -1}',
+        '{"epoch": null}',
+        '{"epoch": 0, "train_loss": "x"}',
+        '{"epoch": true}',
+    ],
+)
 def test_a_page_leaves_out_what_is_no_line_of_metrics(tmp_path: Path, line: str) -> None:
     run = make_run(tmp_path / "run", small_world(), "cross_entropy")
     good = write_report([run], tmp_path / "good.html").read_bytes()

@@ -15,8 +15,8 @@ from shortlist.config import DataConfig, RunConfig, essential
 from shortlist.errors import ShortlistError
 from shortlist.report.names import short_labels
 from shortlist.report.summary import Summary, summarise
-from shortlist.run_records import METRIC, Classes, read_classes, read_result
-from shortlist.runs import RunFolder
+from shortlist.run_records import Classes, read_classes, read_result
+from shortlist.runs import METRIC, RunFolder
 
 _SIDE_BY_SIDE = 4
 _SUGGESTIONS = 5
