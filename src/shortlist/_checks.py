@@ -27,10 +27,13 @@ def can_read(tensor: Tensor) -> bool:
     return not torch._C._functorch.is_functorch_wrapped_tensor(tensor)
 
 
+_FLOAT_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+
+
 def check_floating(name: str, tensor: Tensor) -> None:
-    if not isinstance(tensor, Tensor) or not tensor.is_floating_point():
+    if not isinstance(tensor, Tensor) or tensor.dtype not in _FLOAT_DTYPES:
         got = tensor.dtype if isinstance(tensor, Tensor) else type(tensor).__name__
-        raise ShortlistError(f"{name} must be a floating-point tensor, got {got}")
+        raise ShortlistError(f"{name} must be a floating-point tensor of 16, 32 or 64 bits, got {got}")
 
 
 def check_features(features: Tensor, in_features: int) -> None:

@@ -31,7 +31,7 @@ from shortlist import __version__, recipes
 from shortlist.bench import Suite
 from shortlist.config import SETTINGS_OF, OptimConfig, RunConfig, differences
 from shortlist.errors import ShortlistError
-from shortlist.program.text import hide_passwords, printable
+from shortlist.program.text import hide_passwords, hide_passwords_of_word, printable
 from shortlist.reproduce import Scale
 
 if TYPE_CHECKING:
@@ -530,6 +530,9 @@ def _leave() -> None:
 
 
 def _parse(kind: type[Any], arguments: list[str], name: str, **options: Any) -> Any:
+    hidden = [hide_passwords_of_word(word) for word in arguments]
+    if hidden != arguments:  # a mistake in these is found in these, and tyro prints no password
+        tyro.cli(kind, args=hidden, prog=f"shortlist {name}", **options)
     return tyro.cli(kind, args=arguments, prog=f"shortlist {name}", **options)
 
 

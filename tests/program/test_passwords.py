@@ -47,6 +47,19 @@ def test_a_storage_that_cannot_be_used_is_named_without_its_password(
     assert PASSWORD not in said.err + said.out
 
 
+@pytest.mark.parametrize("mistake", ["--storag {}", "--storag={}", "--train.epochs {}"])
+def test_a_mistyped_option_is_named_without_the_password_behind_it(
+    mistake: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["shortlist", "tune", "smoke", *mistake.format(URLS[0]).split()])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    said = capfd.readouterr()
+    assert ended.value.code == 2
+    assert mistake.partition("{")[0].strip(" =") in said.err
+    assert PASSWORD not in said.err + said.out
+
+
 @pytest.mark.filterwarnings("ignore")
 def test_a_study_leaves_its_password_in_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     data = write_embeddings(tmp_path / "points.npz", images=60)
