@@ -37,6 +37,7 @@ from shortlist.training import Interrupted, Trainer, train
 from shortlist.tuning import Findings, TrialRecord, command_line, tune
 from shortlist.whole_files import locked
 from tests.small_runs import small_config, write_embeddings
+from tests.support.checkpoints import rewrite_newest
 
 EPOCHS = 2
 TEMPERATURES = [0.25, 0.5, 1.0, 2.0]
@@ -353,11 +354,13 @@ def test_another_study_takes_what_runs_there_are(config: RunConfig, epochs_begun
 @pytest.mark.parametrize("values", [(0.9, 0.2), (0.2, 0.9)], ids=["falling", "rising"])
 def test_a_trial_is_worth_its_best_epoch_and_not_its_last(config: RunConfig, values: tuple[float, ...]) -> None:
     for trial in tune(config).trials:
-        path = trial.folder / "metrics.jsonl"
-        lines = [json.loads(line) for line in path.read_text().splitlines()]
-        for line, value in zip(lines, values, strict=True):
-            line["val_macro_top3"] = value
-        path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+        def with_values(state: Any) -> Any:
+            for line, value in zip(state["position"]["lines"], values, strict=True):
+                line["val_macro_top3"] = value
+            return state
+
+        rewrite_newest(trial.folder, with_values)
     shutil.rmtree(Path("runs", "tune"))  # a new study, which takes the runs as they are
     assert [trial.value for trial in tune(config).trials] == [0.9, 0.9]
 

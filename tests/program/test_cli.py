@@ -20,9 +20,19 @@ CONSOLE = [sys.executable, "-m", "shortlist"]
 
 
 def run_shortlist(*arguments: str | Path, **environment: str) -> "subprocess.CompletedProcess[str]":
-    command = [*CONSOLE, *map(str, arguments)]
+    return run_command([*CONSOLE, *map(str, arguments)], **environment)
+
+
+def run_command(command: list[str], **environment: str) -> "subprocess.CompletedProcess[str]":
+    """Run it as a terminal would: a process in the background may have been told to ignore interrupts."""
     return subprocess.run(
-        command, capture_output=True, text=True, check=False, timeout=300, env=os.environ | environment
+        command,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+        env=os.environ | environment,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
 
 
@@ -145,7 +155,7 @@ atexit.register(signal.raise_signal, signal.SIGINT)  # as Python shuts down
 sys.argv = ["shortlist", "demo"]
 cli.main()
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    done = run_command([sys.executable, "-c", code])
     assert (done.returncode, done.stderr) == (-signal.SIGINT, "shortlist demo: stopped\n")
 
 
