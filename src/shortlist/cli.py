@@ -159,9 +159,11 @@ def predict(arguments: list[str]) -> None:
     k = run.config.loss.k if parsed.k is None else parsed.k
     if k < 1:
         raise ShortlistError(f"-k must be at least 1, got {k}")
-    table = Table("image", *(f"{place + 1}" for place in range(k)), box=None, pad_edge=False)
+    predictor = Predictor(run, parsed.device)
+    places = range(min(k, len(predictor.classes)))  # a K that is too large is an error as soon as anything is suggested
+    table = Table("image", *(f"{place + 1}" for place in places), box=None, pad_edge=False)
     unreadable: list[ShortlistError] = []
-    for path, suggestions in Predictor(run, parsed.device).suggest(files, k, unreadable.append):
+    for path, suggestions in predictor.suggest(files, k, unreadable.append):
         if parsed.json:
             # JSON has no NaN.
             found = [{"name": each.name, "score": each.score if isfinite(each.score) else None} for each in suggestions]

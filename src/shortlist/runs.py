@@ -305,11 +305,8 @@ class RunFolder:
                 would delete it.
         """
         refused = ""
-        for path in sorted((self.path / "checkpoints").glob("*.pt"), reverse=True):
-            content = b""
-            with suppress(FileNotFoundError):  # deleted by the process that trains the run
-                content = path.read_bytes() if path.is_file() else b""
-            if _digest(content) != path.stem.rpartition("-")[2]:
+        for path, content in self._checkpoints():
+            if content is None:
                 warn(f"{path} is damaged (its checksum does not match) and is left out")
                 continue
             try:
@@ -322,6 +319,14 @@ class RunFolder:
         if refused:
             raise ShortlistError(f"{refused}. No older checkpoint can be used either: train anew in another folder")
         return None
+
+    def _checkpoints(self) -> Iterator[tuple[Path, bytes | None]]:
+        """The checkpoints and their content, the newest first; None for one whose checksum does not match."""
+        for path in sorted((self.path / "checkpoints").glob("*.pt"), reverse=True):
+            content = b""
+            with suppress(FileNotFoundError):  # deleted by the process that trains the run
+                content = path.read_bytes() if path.is_file() else b""
+            yield path, content if _digest(content) == path.stem.rpartition("-")[2] else None
 
     def save_best(self, content: bytes) -> None:
         """Keep these weights (``as_safetensors``), and those before in case the checkpoint that names these is lost."""
@@ -346,12 +351,23 @@ class RunFolder:
         path = self.path / _BEST
         if not path.is_file():
             raise ShortlistError(f"{self.path} has no weights yet: no epoch has finished")
+        content = path.read_bytes()  # before the checksums: a process that trains the run may replace it meanwhile
+        known = {self.read_record("final.json").get("best_sha256")} if self.finished else self._best_digests()
+        if known and hashlib.sha256(content).hexdigest() not in known:
+            where = "in final.json" if self.finished else "of a checkpoint's best weights"
+            raise ShortlistError(f"{path} is damaged: its checksum is not the one {where}")
         try:
-            if self.finished and file_digest(path) != self.read_record("final.json").get("best_sha256"):
-                raise ShortlistError(f"{path} is damaged: its checksum is not the one in final.json")
-            return safetensors.torch.load_file(path)
+            return safetensors.torch.load(content)
         except safetensors.SafetensorError as wrong:
             raise ShortlistError(f"{path} is damaged: {wrong}") from None
+
+    def _best_digests(self) -> set[str]:
+        """Checksums of the best weights, by the checkpoints; of a run killed between the two, by the one before."""
+        digests = set()
+        for _, content in self._checkpoints():
+            with suppress(ShortlistError, AttributeError, KeyError, TypeError):  # another file than training writes
+                digests.add(_unpickled(content or b"")["position"]["best_digest"])
+        return digests - {""}
 
 
 def default_folder(config: RunConfig) -> Path:

@@ -521,9 +521,11 @@ def read_position(state: dict[str, Any], config: RunConfig) -> Position:
     """The position in a training state; a ``ShortlistError`` if no run with this configuration can be there."""
     try:
         at = Position(**state["position"])
+        missing = {"epoch", "step", "best_epoch", "best_digest"} - state["position"].keys()
         whole, numbers = (at.epoch, at.step, at.best_epoch), (at.loss_sum, at.images, at.seconds, at.best_value)
         possible = (
-            all(type(number) is int for number in whole)
+            not missing
+            and all(type(number) is int for number in whole)
             and all(math.isfinite(number) for number in (*numbers, *at.best_at_smaller_ks))
             and 0 <= at.epoch <= config.train.epochs
             and -1 <= at.best_epoch < max(1, at.epoch)

@@ -11,7 +11,7 @@ import torch
 
 from shortlist import ShortlistError
 from shortlist.config import OptimConfig, RunConfig, TrainConfig
-from shortlist.runs import RunFolder
+from shortlist.runs import RunFolder, as_safetensors, file_digest
 from shortlist.training import Trainer, train
 from tests.small_runs import outcome, small_config, write_embeddings
 from tests.support.checkpoints import newest_checkpoint, rewrite_newest
@@ -162,12 +162,38 @@ def test_best_weights_of_another_network_are_named(
     config: RunConfig, unfinished: Path, weights: dict[str, torch.Tensor]
 ) -> None:
     from shortlist.evaluation import evaluate_run
-    from shortlist.runs import as_safetensors, file_digest
 
     RunFolder(unfinished).save_best(as_safetensors(weights))
     digest = file_digest(unfinished / "best.safetensors")
-    with pytest.raises(ShortlistError, match=r"best\.safetensors does not fit"):
-        evaluate_run(RunFolder(unfinished))
     rewrite_newest(unfinished, in_position(best_digest=digest))
     with pytest.raises(ShortlistError, match=r"best\.safetensors does not fit"):
+        evaluate_run(RunFolder(unfinished))
+    with pytest.raises(ShortlistError, match=r"best\.safetensors does not fit"):
         train(config, folder=unfinished, resume=True, quiet=True)
+
+
+def test_best_weights_that_no_checkpoint_names_are_refused(unfinished: Path) -> None:
+    run = RunFolder(unfinished)
+    other = {name: 2 * tensor for name, tensor in run.load_best().items()}
+    (unfinished / "best.safetensors").write_bytes(as_safetensors(other))
+    with pytest.raises(ShortlistError, match=r"best\.safetensors is damaged"):
+        run.load_best()
+
+
+def test_best_weights_of_the_checkpoint_before_are_used(unfinished: Path) -> None:
+    """A process may be killed after a checkpoint and before the weights that it names are written."""
+    shutil.copy(unfinished / "checkpoints" / "best.safetensors", unfinished / "best.safetensors")
+    assert RunFolder(unfinished).load_best()
+
+
+@pytest.mark.parametrize("entry", ["epoch", "step", "best_epoch", "best_digest"])
+def test_a_position_without_an_entry_is_not_taken_for_the_beginning(
+    entry: str, config: RunConfig, finished: Path, unfinished: Path
+) -> None:
+    def without_entry(state: Any) -> Any:
+        del state["position"][entry]
+        return state
+
+    rewrite_newest(unfinished, without_entry)
+    train(config, folder=unfinished, resume=True, quiet=True)
+    assert outcome(unfinished) == outcome(finished)

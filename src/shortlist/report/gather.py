@@ -240,6 +240,8 @@ def _predictions(path: Path) -> Predictions | None:
         labels, suggestions = tensors["labels"], tensors["suggestions"]
         if labels.ndim != 1 or suggestions.ndim != 2 or len(suggestions) != len(labels) or 0 in suggestions.shape:
             raise ValueError(f"labels of {tuple(labels.shape)}, suggestions of {tuple(suggestions.shape)}")
+        if labels.dtype.is_floating_point or suggestions.dtype.is_floating_point:
+            raise ValueError("labels and suggestions must be whole numbers")
         if suggestions.min() < 0 or tensors.get("above", labels).shape != labels.shape:
             raise ValueError("suggestions must be classes, one row for each label")
         before_label = ((suggestions == labels.unsqueeze(1)).cumsum(1) == 0).sum(1)
