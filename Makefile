@@ -19,7 +19,7 @@ types: $(VENV)/installed
 unit: $(VENV)/installed
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist loadfile -q
 
-# Kills, damaged folders and random calls, the same ones every time: about ten minutes. Writes torture.md.
+# Kills, damaged folders and random calls, the same ones every time: a quarter of an hour. Writes torture.md.
 torture: $(VENV)/installed
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.torture --out torture.md
 

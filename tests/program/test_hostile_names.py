@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from shortlist import cli
 from shortlist.program.text import printable, spreadsheet_cell
 from shortlist.reproduce.results import Result, read_results, write_results
+from shortlist.runs import file_digest
 from tests.data.pictures import put_classes
 
 CLASSES = ("\x1b]0;owned\x07elm", "owl\nforged line", '=HYPERLINK("x")', "-2+3", "\u202eyew", "@ash", "\toak")
@@ -83,7 +84,9 @@ def test_scores_that_are_no_numbers_are_null_in_json(tmp_path: Path, call: Call)
     weights = safetensors.torch.load_file(run / "best.safetensors")
     odd = {name: torch.full_like(values, torch.nan) for name, values in weights.items()}
     (run / "best.safetensors").write_bytes(safetensors.torch.save(odd))
-    (run / "final.json").unlink()
+    result = json.loads((run / "final.json").read_text())
+    result["best_sha256"] = file_digest(run / "best.safetensors")
+    (run / "final.json").write_text(json.dumps(result))
     _, out, _ = call("predict", run, photos / "elm" / "0.png", "--json", "--device", "cpu")
 
     def refuse(constant: str) -> None:
