@@ -33,8 +33,8 @@ from shortlist.bench.plots import _pushed_apart
 from shortlist.bench.tables import Results, loop_tables
 from shortlist.bench.timing import QUICK, Pace, Step, Timing, interleaved_wall_times
 from shortlist.config import RunConfig
+from shortlist.heads.noised import NoisedTopKHead
 from shortlist.marked_pages import END, begin_mark
-from shortlist.noised_head import NoisedTopKHead
 
 BEGIN = begin_mark("shortlist bench --document")
 CPU = torch.device("cpu")

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from shortlist import exact_topk, smooth_topk, topk_value
-from shortlist._poisson_binomial import count_probabilities, probabilities_without_each
+from shortlist.ops.poisson_binomial import count_probabilities, probabilities_without_each
 from tests.drawing import normal, value_and_grad
 
 Floats = npt.NDArray[np.float64]

@@ -8,13 +8,8 @@ import torch
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from shortlist.exact import exact_topk
-from shortlist.functional import (
-    calibrated_topk_hinge,
-    imbalanced_noised_topk_hinge,
-    noised_topk_hinge,
-    topk_error,
-)
+from shortlist.functional import calibrated_topk_hinge, imbalanced_noised_topk_hinge, noised_topk_hinge, topk_error
+from shortlist.ops.exact import exact_topk
 from shortlist.reproduce.figures import FIGURES, impact_of_b, impact_of_epsilon, level_sets
 from shortlist.reproduce.figures.effort import Effort
 from shortlist.reproduce.figures.gradient_sparsity import nonzero_coordinates

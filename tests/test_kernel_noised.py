@@ -15,13 +15,14 @@ from torch import Tensor
 from torch._dynamo.backends.debugging import aot_eager
 
 import shortlist as sl
-from shortlist import _noise, kernels
-from shortlist._standings import Standings
+from shortlist import kernels
+from shortlist.heads.running_topk import Standings
+from shortlist.ops import random as _noise
 from tests import noise_field
 
 pytest.importorskip("triton")
-noised = importlib.import_module("shortlist.kernels.noised")
-noised_operator = importlib.import_module("shortlist.kernels.noised_operator")
+noised = importlib.import_module("shortlist.kernels.noised_hinge.autograd")
+noised_operator = importlib.import_module("shortlist.kernels.noised_hinge.custom_op")
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 SEED = 3_456_789_012

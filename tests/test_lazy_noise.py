@@ -13,9 +13,11 @@ import torch
 from torch import Tensor
 from torch.testing import assert_close
 
-from shortlist import _lazy, _noise, smooth_topk, smooth_topk_sum
-from shortlist._standings import Standings
-from shortlist.smoothing import find_places
+from shortlist import smooth_topk, smooth_topk_sum
+from shortlist.heads.running_topk import Standings
+from shortlist.ops import lazy_noise as _lazy
+from shortlist.ops import random as _noise
+from shortlist.ops.smoothing import find_places
 from tests.drawing import normal, value_and_grad
 from tests.laws import Draws, assert_same_law
 

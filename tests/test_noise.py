@@ -14,17 +14,11 @@ from torch import distributed as dist
 from torch.multiprocessing.spawn import spawn
 from torch.testing import assert_close
 
-from shortlist import (
-    ImbalancedNoisedTopKHinge,
-    NoisedTopKHinge,
-    _noise,
-    exact_topk,
-    smooth_topk,
-    smooth_topk_sum,
-    smoothing,
-)
+from shortlist import ImbalancedNoisedTopKHinge, NoisedTopKHinge, exact_topk, smooth_topk, smooth_topk_sum
 from shortlist import functional as F
-from shortlist._noise import _rehash, standard_normal
+from shortlist.ops import random as _noise
+from shortlist.ops import smoothing
+from shortlist.ops.random import _rehash, standard_normal
 from tests.drawing import normal, value_and_grad
 
 NUM_CLASSES, K, EPSILON = 8, 2, 0.5

@@ -11,10 +11,12 @@ import torch
 from torch import Tensor, nn
 
 import shortlist as sl
-from shortlist import _lazy, noised_head, smoothing
-from shortlist._chosen_scores import chosen_scores
 from shortlist.bench.timing import waits_are_errors
-from shortlist.noised_head import NoisedLoss
+from shortlist.heads import noised as noised_head
+from shortlist.heads.noised import NoisedLoss
+from shortlist.heads.sparse_linear import chosen_scores
+from shortlist.ops import lazy_noise as _lazy
+from shortlist.ops import smoothing
 from tests.drawing import normal
 from tests.support.memory import LargestTensor
 

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.testing import assert_close
 
-from shortlist import smooth_topk, smooth_topk_sum, smoothing, topk_sum, topk_value
+from shortlist import smooth_topk, smooth_topk_sum, topk_sum, topk_value
+from shortlist.ops import smoothing
 from tests.drawing import SHAPES, normal, value_and_grad
 
 HALF_TYPES = [torch.float16, torch.bfloat16]

@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from shortlist import functional
     from shortlist.errors import ShortlistError
-    from shortlist.exact import exact_topk
-    from shortlist.heads import CosineLinear
+    from shortlist.heads.class_parallel import ClassParallelNoisedTopKHead
+    from shortlist.heads.cosine import CosineLinear
+    from shortlist.heads.noised import NoisedTopKHead
     from shortlist.losses import (
         CalibratedTopKHinge,
         ConvexTopKHinge,
@@ -28,11 +29,10 @@ if TYPE_CHECKING:
         TopKError,
         TopKHinge,
     )
-    from shortlist.margins import class_margins
     from shortlist.metrics import TopKMetrics
-    from shortlist.noised_head import NoisedTopKHead
-    from shortlist.parallel import ClassParallelNoisedTopKHead
-    from shortlist.smoothing import smooth_topk, smooth_topk_sum, topk_sum, topk_value
+    from shortlist.ops.exact import exact_topk
+    from shortlist.ops.margins import class_margins
+    from shortlist.ops.smoothing import smooth_topk, smooth_topk_sum, topk_sum, topk_value
 
 __version__ = "0.1.0"
 
@@ -64,26 +64,26 @@ __all__ = [
 if not TYPE_CHECKING:
     _MODULE_OF = {
         "CalibratedTopKHinge": "losses",
-        "ClassParallelNoisedTopKHead": "parallel",
+        "ClassParallelNoisedTopKHead": "heads.class_parallel",
         "ConvexTopKHinge": "losses",
-        "CosineLinear": "heads",
+        "CosineLinear": "heads.cosine",
         "FocalLoss": "losses",
         "ImbalancedNoisedTopKHinge": "losses",
         "LDAMLoss": "losses",
         "LogitAdjustedLoss": "losses",
-        "NoisedTopKHead": "noised_head",
+        "NoisedTopKHead": "heads.noised",
         "NoisedTopKHinge": "losses",
         "ShortlistError": "errors",
         "SmoothTopKHinge": "losses",
         "TopKError": "losses",
         "TopKHinge": "losses",
         "TopKMetrics": "metrics",
-        "class_margins": "margins",
-        "exact_topk": "exact",
-        "smooth_topk": "smoothing",
-        "smooth_topk_sum": "smoothing",
-        "topk_sum": "smoothing",
-        "topk_value": "smoothing",
+        "class_margins": "ops.margins",
+        "exact_topk": "ops.exact",
+        "smooth_topk": "ops.smoothing",
+        "smooth_topk_sum": "ops.smoothing",
+        "topk_sum": "ops.smoothing",
+        "topk_value": "ops.smoothing",
     }
     # ``import *`` and ``help`` load every name in ``__all__``.
     if importlib.util.find_spec("torchmetrics") is None:

@@ -21,8 +21,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from shortlist import kernels
-from shortlist._batch import Reduction, ScoredBatch, checked_num_classes
-from shortlist._checks import (
+from shortlist.ops.batch import Reduction, ScoredBatch, checked_num_classes
+from shortlist.ops.checks import (
     ClassCounts,
     check_floating,
     check_k,
@@ -30,11 +30,11 @@ from shortlist._checks import (
     check_positive,
     checked_class_counts,
 )
-from shortlist._noised_hinge import noised_hinge
-from shortlist._precision import working_dtype, zero_if_tiny
-from shortlist._subsets import log_subset_ratio, log_subset_ratio_without_each
-from shortlist.margins import margins_for
-from shortlist.smoothing import topk_value
+from shortlist.ops.dtypes import working_dtype, zero_if_tiny
+from shortlist.ops.margins import margins_for
+from shortlist.ops.noised_hinge import noised_hinge
+from shortlist.ops.smoothing import topk_value
+from shortlist.ops.subset_sums import log_subset_ratio, log_subset_ratio_without_each
 
 __all__ = [
     "calibrated_topk_hinge",

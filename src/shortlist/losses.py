@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from shortlist import functional
-from shortlist._batch import Reduction, check_reduction, checked_num_classes
-from shortlist._checks import (
+from shortlist.ops.batch import Reduction, check_reduction, checked_num_classes
+from shortlist.ops.checks import (
     ClassCounts,
     can_read,
     check_at_least_one,
@@ -23,9 +23,9 @@ from shortlist._checks import (
     check_weight,
     checked_class_counts,
 )
-from shortlist._noised_hinge import noised_hinge
-from shortlist._precision import working_dtype
-from shortlist.margins import class_margins, margins_for
+from shortlist.ops.dtypes import working_dtype
+from shortlist.ops.margins import class_margins, margins_for
+from shortlist.ops.noised_hinge import noised_hinge
 
 __all__ = [
     "CalibratedTopKHinge",

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from shortlist.cifar_networks import DenseNetBC, ResNet
 from shortlist.config import ModelConfig
 from shortlist.errors import ShortlistError
-from shortlist.heads import CosineLinear
+from shortlist.heads.cosine import CosineLinear
 
 
 class Classifier(nn.Module):

@@ -5,7 +5,7 @@ import hashlib
 import torch
 from torch import Tensor
 
-from shortlist._hash import mix_bits, shift_right
+from shortlist.ops.random import mix_bits, shift_right
 
 
 def mix_seed(*numbers: int) -> int:

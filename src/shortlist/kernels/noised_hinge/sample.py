@@ -3,9 +3,9 @@
 import triton
 import triton.language as tl
 
-from shortlist.kernels.hinge import finish, store_base
-from shortlist.kernels.levels import hot_list, open_limit
-from shortlist.kernels.random import (
+from shortlist.kernels.noised_hinge.counters import is_last, seed_of, splits_counter
+from shortlist.kernels.noised_hinge.loss import finish, store_base
+from shortlist.kernels.noised_hinge.random import (
     OWN,
     TILE,
     at_upper_tail,
@@ -18,7 +18,7 @@ from shortlist.kernels.random import (
     uniform,
     upper_tail,
 )
-from shortlist.kernels.words import is_last, seed_of, splits_counter
+from shortlist.kernels.noised_hinge.threshold import hot_list, open_limit
 
 # After so many tries at a threshold something is badly wrong, and the loss should say so.
 _TRIES = tl.constexpr(100)

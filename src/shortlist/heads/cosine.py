@@ -6,8 +6,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from shortlist._checks import can_read, check_at_least_one, check_features
-from shortlist._precision import widened
+from shortlist.ops.checks import can_read, check_at_least_one, check_features
+from shortlist.ops.dtypes import widened
 
 
 class CosineLinear(nn.Module):

@@ -1,4 +1,4 @@
-"""Random draws that differ from rank to rank."""
+"""Random draws that differ between ranks, and the hash that they are made of."""
 
 import functools
 import math
@@ -7,8 +7,6 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 from torch import distributed as dist
-
-from shortlist._hash import mix_bits, shift_right
 
 
 def standard_normal(
@@ -64,3 +62,15 @@ def _rehash(noise: Tensor, key: int) -> Tensor:
     centred = shift_right(mixed, 63 - digits) - 2**digits
     uniform = (centred.to(noise.dtype) + 0.5) * 2.0**-digits
     return torch.erfinv(uniform) * math.sqrt(2)
+
+
+def mix_bits(bits: Tensor) -> Tensor:
+    """The finaliser of SplitMix64 (Steele, Lea and Flood, 2014) on int64, whose products wrap as uint64's do."""
+    bits = (bits ^ shift_right(bits, 30)) * -0x40A7B892E31B1A47
+    bits = (bits ^ shift_right(bits, 27)) * -0x6B2FB644ECCEEE15
+    return bits ^ shift_right(bits, 31)
+
+
+def shift_right(bits: Tensor, by: int) -> Tensor:
+    """Logical shift: torch's own carries the sign."""
+    return (bits >> by) & ((1 << (64 - by)) - 1)

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from shortlist import kernels
-from shortlist._batch import Reduction, ScoredBatch, check_reduction
-from shortlist._checks import (
+from shortlist.ops.batch import Reduction, ScoredBatch, check_reduction
+from shortlist.ops.checks import (
     check_floating,
     check_k,
     check_n_samples,
@@ -19,9 +19,9 @@ from shortlist._checks import (
     check_positive,
     check_weight,
 )
-from shortlist._precision import result_dtype, working_dtype, zero_if_tiny
-from shortlist.exact import exact_topk
-from shortlist.smoothing import DRAWS_AT_ONCE, find_places, smooth_topk, topk_value
+from shortlist.ops.dtypes import result_dtype, working_dtype, zero_if_tiny
+from shortlist.ops.exact import exact_topk
+from shortlist.ops.smoothing import DRAWS_AT_ONCE, find_places, smooth_topk, topk_value
 
 
 def noised_hinge(
@@ -47,7 +47,7 @@ def noised_hinge(
     check_positive("scale", scale, dtype)
     epsilon = zero_if_tiny(epsilon, dtype)
     if noise is None and epsilon > 0 and n_samples != math.inf and kernels.take_labelled_rows(scores, target, weight):
-        from shortlist.kernels import noised
+        from shortlist.kernels.noised_hinge import autograd as noised
 
         num_classes = scores.shape[1]
         check_k(k, num_classes - 1, num_classes)

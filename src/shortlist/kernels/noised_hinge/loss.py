@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from shortlist.kernels.words import draws_counter, is_last
+from shortlist.kernels.noised_hinge.counters import draws_counter, is_last
 
 
 @triton.jit

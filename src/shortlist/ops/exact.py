@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 from torch.special import ndtr
 
-from shortlist._checks import check_not_negative
-from shortlist._poisson_binomial import count_probabilities
-from shortlist._precision import zero_if_tiny
-from shortlist.smoothing import rows_of, topk_value
+from shortlist.ops.checks import check_not_negative
+from shortlist.ops.dtypes import zero_if_tiny
+from shortlist.ops.poisson_binomial import count_probabilities
+from shortlist.ops.smoothing import rows_of, topk_value
 
 _ZOOMS, _ZOOM_THRESHOLDS = 3, 16
 _THRESHOLDS = 64

@@ -11,8 +11,8 @@ are perturbed outright (``draw_dense``). Longer rows take two steps:
    level are the next largest drawn, one by one, until none could. What is found above the level holds the (K+1)-th;
    if not, it is looked for again, lower.
 
-The noise is a function of the seed and of where it is used (``shortlist.kernels.random``), so looking twice, in any
-order, sees the same noise, and the law is that of independent normals, to the 32 bits of its uniforms. The level
+The noise is a function of the seed and of where it is used (``random``), so looking twice, in any order,
+sees the same noise, and the law is that of independent normals, to the 32 bits of its uniforms. The level
 decides which classes are hot, but it depends on the scores alone.
 
 The last draw of a row to finish computes its loss, and the last row their reduction. Backward writes zeros and the
@@ -32,10 +32,12 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from shortlist._noise import rank_key
-from shortlist.kernels import draws, hinge, levels
 from shortlist.kernels.launch import Launcher, divided_up, kind, power_of_2
-from shortlist.kernels.words import SEED_BITS, words_needed
+from shortlist.kernels.noised_hinge import loss as hinge
+from shortlist.kernels.noised_hinge import sample as draws
+from shortlist.kernels.noised_hinge import threshold as levels
+from shortlist.kernels.noised_hinge.counters import SEED_BITS, words_needed
+from shortlist.ops.random import rank_key
 
 _prepare = Launcher(levels.prepare)
 _list_hot = Launcher(levels.list_hot)
@@ -80,7 +82,7 @@ def noised_hinge(
 ) -> Tensor:
     """``scale (m_y + mean over draws of the (k+1)-th largest of s + epsilon Z - s_y)_+``, reduced, in float32."""
     if torch.compiler.is_compiling():
-        from shortlist.kernels.noised_operator import forward
+        from shortlist.kernels.noised_hinge.custom_op import forward
 
         # Drawn out here: the operator has to do the same again should the compiler decide to call it twice.
         drawn = torch.randint(1 << SEED_BITS, (1,), device=scores_RL.device, generator=generator)
@@ -98,7 +100,7 @@ class Seed(NamedTuple):
     """What all noise of a call hangs on: a word on the device, drawn by a generator, and a number to mix into it."""
 
     words: Tensor
-    """The first holds the seed; all of them can count (``shortlist.kernels.words``)."""
+    """The first holds the seed; all of them can count (``shortlist.kernels.noised_hinge.counters``)."""
     key: int
 
 

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from shortlist import kernels
-from shortlist._precision import widened
-from shortlist.smoothing import find_places
+from shortlist.ops.dtypes import widened
+from shortlist.ops.smoothing import find_places
 
 if TYPE_CHECKING:
-    from shortlist.kernels.noised import Seed
+    from shortlist.kernels.noised_hinge.autograd import Seed
 
 
 class Standings:
@@ -63,7 +63,7 @@ class Standings:
         """
         _, draws, places = self.values_RBK.shape
         if noise_RCB is None and self.epsilon > 0 and kernels.usable(scores_RC):
-            from shortlist.kernels import noised
+            from shortlist.kernels.noised_hinge import autograd as noised
 
             # The kernel measures from the least that holds a place, so all of them must be held, or none.
             held = self._entrants == 0 or self._entrants >= places
@@ -87,7 +87,7 @@ class Standings:
 
     def _challenge(self, scores_RC: Tensor, first_class: int, generator: torch.Generator | None) -> None:
         """As below, in a kernel. The chunks of one batch share a seed."""
-        from shortlist.kernels import noised
+        from shortlist.kernels.noised_hinge import autograd as noised
 
         if self._seed is None:
             self._seed = noised.new_seed(scores_RC.device, generator)

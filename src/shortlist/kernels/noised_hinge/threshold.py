@@ -7,9 +7,9 @@ large scores and small noise would lose the noise. A tile is T = 32 classes side
 import triton
 import triton.language as tl
 
-from shortlist.kernels.hinge import store_base
-from shortlist.kernels.random import upper_tail
-from shortlist.kernels.words import is_last, parts_counter
+from shortlist.kernels.noised_hinge.counters import is_last, parts_counter
+from shortlist.kernels.noised_hinge.loss import store_base
+from shortlist.kernels.noised_hinge.random import upper_tail
 
 # Classes closer to the level than so many epsilons, or above it, are hot: the further this reaches, the fewer tiles
 # have to be looked into. Where too many tiles hold a hot class, it reaches less far.

@@ -10,8 +10,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from shortlist._precision import widened, working_dtype
-from shortlist.heads import unit_rows_and_inverses
+from shortlist.heads.cosine import unit_rows_and_inverses
+from shortlist.ops.dtypes import widened, working_dtype
 
 # Gathered numbers held at once, forward and backward: 16 MiB of them in float32.
 _GATHERED_AT_ONCE = 2**22

@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from shortlist._checks import can_read
+from shortlist.ops.checks import can_read
 
 _ROOT_2 = math.sqrt(2)
 # Normal quantile of the share of draws that come short of k passing classes: one in 10,000.

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from shortlist._noise import rank_key
-from shortlist.kernels import noised
-from shortlist.kernels.noised import Labels, Seed, Settings
+from shortlist.kernels.noised_hinge import autograd as noised
+from shortlist.kernels.noised_hinge.autograd import Labels, Seed, Settings
+from shortlist.ops.random import rank_key
 
 
 @torch.library.custom_op("shortlist::noised_hinge", mutates_args=())

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from shortlist._checks import ClassCounts, check_not_negative, checked_class_counts
+from shortlist.ops.checks import ClassCounts, check_not_negative, checked_class_counts
 
 
 def class_margins(class_counts: ClassCounts, max_margin: float) -> Tensor:

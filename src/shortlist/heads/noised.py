@@ -12,16 +12,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from shortlist._batch import check_labels_in_range, reduce_rows, weigh_rows
-from shortlist._checks import check_at_least_one, check_features, check_k, check_noise, check_per_class
-from shortlist._chosen_scores import chosen_scores
-from shortlist._precision import product_dtype, result_dtype, widened, working_dtype, zero_if_tiny
-from shortlist._standings import Standings
 from shortlist.errors import ShortlistError
-from shortlist.exact import exact_topk
-from shortlist.heads import unit_rows
+from shortlist.heads.cosine import unit_rows
+from shortlist.heads.running_topk import Standings
+from shortlist.heads.sparse_linear import chosen_scores
 from shortlist.losses import ImbalancedNoisedTopKHinge, NoisedTopKHinge
-from shortlist.smoothing import DRAWS_AT_ONCE
+from shortlist.ops.batch import check_labels_in_range, reduce_rows, weigh_rows
+from shortlist.ops.checks import check_at_least_one, check_features, check_k, check_noise, check_per_class
+from shortlist.ops.dtypes import product_dtype, result_dtype, widened, working_dtype, zero_if_tiny
+from shortlist.ops.exact import exact_topk
+from shortlist.ops.smoothing import DRAWS_AT_ONCE
 
 NoisedLoss = NoisedTopKHinge | ImbalancedNoisedTopKHinge
 

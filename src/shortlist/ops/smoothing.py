@@ -8,11 +8,18 @@ import math
 import torch
 from torch import Tensor
 
-from shortlist import _lazy
-from shortlist._checks import check_floating, check_integer, check_k, check_n_samples, check_noise, check_not_negative
-from shortlist._noise import cpu_generator_from, standard_normal
-from shortlist._precision import widened, zero_if_tiny
 from shortlist.errors import ShortlistError
+from shortlist.ops import lazy_noise as _lazy
+from shortlist.ops.checks import (
+    check_floating,
+    check_integer,
+    check_k,
+    check_n_samples,
+    check_noise,
+    check_not_negative,
+)
+from shortlist.ops.dtypes import widened, zero_if_tiny
+from shortlist.ops.random import cpu_generator_from, standard_normal
 
 # Perturbed scores held at once: bounds the memory of many draws over many classes, whatever B is.
 _PERTURBED_AT_ONCE = 2**22

@@ -14,13 +14,13 @@ from torch import distributed as dist
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from shortlist._batch import reduce_rows
-from shortlist._checks import check_at_least_one, check_features
-from shortlist._chosen_scores import chosen_scores
-from shortlist._standings import Standings
 from shortlist.errors import ShortlistError
-from shortlist.heads import unit_rows
-from shortlist.noised_head import NoisedHead, NoisedLoss, rival_and_own
+from shortlist.heads.cosine import unit_rows
+from shortlist.heads.noised import NoisedHead, NoisedLoss, rival_and_own
+from shortlist.heads.running_topk import Standings
+from shortlist.heads.sparse_linear import chosen_scores
+from shortlist.ops.batch import reduce_rows
+from shortlist.ops.checks import check_at_least_one, check_features
 
 
 class ClassParallelNoisedTopKHead(NoisedHead):

@@ -12,9 +12,9 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from shortlist._checks import can_read, check_floating, check_integer, check_weight
-from shortlist._precision import result_dtype, widened
 from shortlist.errors import ShortlistError
+from shortlist.ops.checks import can_read, check_floating, check_integer, check_weight
+from shortlist.ops.dtypes import result_dtype, widened
 
 Reduction = Literal["none", "mean", "sum"]
 _REDUCTIONS = get_args(Reduction)

@@ -14,7 +14,7 @@ import math
 import torch
 from torch import Tensor
 
-from shortlist._poisson_binomial import count_probabilities, probabilities_without_each
+from shortlist.ops.poisson_binomial import count_probabilities, probabilities_without_each
 
 # Halvings of a bracket log(2 K) + log(2 L) wide: leaves the mean count within a few hundredths of K from K - 1/2, where
 # its standard deviation, up to sqrt(K), is what matters.
