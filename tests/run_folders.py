@@ -8,12 +8,12 @@ import safetensors.torch
 import torch
 from torch import Tensor, nn
 
-from shortlist.config import DataConfig, LossConfig, LossName, ModelConfig, RunConfig, TrainConfig
-from shortlist.data.splits import Problem, Split
-from shortlist.evaluation import Evaluation, evaluate
-from shortlist.pictures import save_pictures
-from shortlist.runs import RunFolder, environment
-from shortlist.seeds import mix_seed
+from shortlist.program.config import DataConfig, LossConfig, LossName, ModelConfig, RunConfig, TrainConfig
+from shortlist.program.data.base import Problem, Split
+from shortlist.program.runs.folder import RunFolder, environment
+from shortlist.program.seeds import mix_seed
+from shortlist.program.training.evaluate import Evaluation, evaluate
+from shortlist.program.training.thumbnails import save_pictures
 
 _LOOK_ALIKES = 3
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from shortlist.config import DataConfig, LossConfig, ModelConfig, OptimConfig, RunConfig, TrainConfig, to_dict
+from shortlist.program.config import DataConfig, LossConfig, ModelConfig, OptimConfig, RunConfig, TrainConfig, to_dict
 
 NUM_CLASSES = 12
 

@@ -17,10 +17,11 @@ from torch import Tensor
 
 import shortlist as sl
 from shortlist import functional, metrics
-from shortlist.bench import epochs, loop, losses, running, twins
-from shortlist.bench.contenders import Bench
-from shortlist.bench.document import write_performance
-from shortlist.bench.measurements import (
+from shortlist.heads.noised import NoisedTopKHead
+from shortlist.program.bench import epochs, loop, losses, running, twins
+from shortlist.program.bench.contenders import Bench
+from shortlist.program.bench.document import write_performance
+from shortlist.program.bench.measurements import (
     COLUMNS,
     NOT_CAPTURED,
     QUICK_NOTE,
@@ -29,12 +30,11 @@ from shortlist.bench.measurements import (
     latest,
     read_measurements,
 )
-from shortlist.bench.plots import _pushed_apart
-from shortlist.bench.tables import Results, loop_tables
-from shortlist.bench.timing import QUICK, Pace, Step, Timing, interleaved_wall_times
-from shortlist.config import RunConfig
-from shortlist.heads.noised import NoisedTopKHead
-from shortlist.marked_pages import END, begin_mark
+from shortlist.program.bench.plots import _pushed_apart
+from shortlist.program.bench.tables import Results, loop_tables
+from shortlist.program.bench.timing import QUICK, Pace, Step, Timing, interleaved_wall_times
+from shortlist.program.config import RunConfig
+from shortlist.program.marked_pages import END, begin_mark
 
 BEGIN = begin_mark("shortlist bench --document")
 CPU = torch.device("cpu")

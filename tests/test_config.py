@@ -10,8 +10,9 @@ from typing import Any, get_args
 import pytest
 import torch
 
-from shortlist import ShortlistError, recipes
-from shortlist.config import (
+from shortlist import ShortlistError
+from shortlist.program import recipes
+from shortlist.program.config import (
     SETTINGS_OF,
     DataConfig,
     LossConfig,
@@ -25,9 +26,9 @@ from shortlist.config import (
     from_dict,
     to_dict,
 )
-from shortlist.criteria import build_loss
-from shortlist.runs import RunFolder
-from shortlist.schedule import learning_rate
+from shortlist.program.runs.folder import RunFolder
+from shortlist.program.training.loss_factory import build_loss
+from shortlist.program.training.schedule import learning_rate
 
 
 @pytest.mark.parametrize("name", recipes.RECIPES)

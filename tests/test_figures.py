@@ -10,15 +10,15 @@ from torch import Tensor
 
 from shortlist.functional import calibrated_topk_hinge, imbalanced_noised_topk_hinge, noised_topk_hinge, topk_error
 from shortlist.ops.exact import exact_topk
-from shortlist.reproduce.figures import FIGURES, impact_of_b, impact_of_epsilon, level_sets
-from shortlist.reproduce.figures.effort import Effort
-from shortlist.reproduce.figures.gradient_sparsity import nonzero_coordinates
-from shortlist.reproduce.figures.landscapes import BALANCED, LANDSCAPES, Landscape
-from shortlist.reproduce.figures.numbers import Columns, read_columns, write_columns
-from shortlist.reproduce.figures.panels import mesh_of, score_columns
-from shortlist.reproduce.figures.repetitions import repeated, with_margin
-from shortlist.reproduce.figures.style import publish
-from shortlist.reproduce.figures.triangle import LABEL, MIRROR, places, rescaled, triangle_of
+from shortlist.program.reproduce.figures import FIGURES, impact_of_b, impact_of_epsilon, level_sets
+from shortlist.program.reproduce.figures.effort import Effort
+from shortlist.program.reproduce.figures.gradient_sparsity import nonzero_coordinates
+from shortlist.program.reproduce.figures.landscapes import BALANCED, LANDSCAPES, Landscape
+from shortlist.program.reproduce.figures.numbers import Columns, read_columns, write_columns
+from shortlist.program.reproduce.figures.panels import mesh_of, score_columns
+from shortlist.program.reproduce.figures.repetitions import repeated, with_margin
+from shortlist.program.reproduce.figures.style import publish
+from shortlist.program.reproduce.figures.triangle import LABEL, MIRROR, places, rescaled, triangle_of
 
 GRID = triangle_of(steps=12)
 QUICK = Effort(steps=12, repetitions=20)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 import shortlist as sl
-from shortlist.bench.timing import waits_are_errors
+from shortlist.program.bench.timing import waits_are_errors
 from tests.cases import LossCase, every_differentiable_loss, every_loss, noise_for
 
 pytestmark = pytest.mark.gpu

@@ -18,10 +18,10 @@ from torch import Tensor, nn
 from torch.optim import SGD, AdamW, Optimizer
 
 import shortlist as sl
-from shortlist.bench.timing import waits_are_errors
-from shortlist.captured import CapturedStep
-from shortlist.cifar_networks import DenseNetBC, ResNet
-from shortlist.config import OptimConfig, RunConfig, TrainConfig
+from shortlist.program.bench.timing import waits_are_errors
+from shortlist.program.config import OptimConfig, RunConfig, TrainConfig
+from shortlist.program.models.cifar import DenseNetBC, ResNet
+from shortlist.program.training.cuda_graph import CapturedStep
 from tests.cases import LossCase, every_differentiable_loss
 from tests.small_runs import outcome, small_config, write_embeddings
 
@@ -165,7 +165,7 @@ def test_a_captured_step_never_waits_for_the_gpu() -> None:
 # A capture that failed leaves its process in doubt, hence one of its own.
 _WAITING = """
 from torch import nn
-from shortlist.captured import CapturedStep
+from shortlist.program.training.cuda_graph import CapturedStep
 from tests.test_gpu_training import Learner, batches
 
 learner = Learner(nn.CrossEntropyLoss())
@@ -193,7 +193,7 @@ def config_for(data: Path, **settings: Any) -> RunConfig:
 
 
 def train_losses(config: RunConfig, folder: Path, *, resume: bool = False) -> list[float]:
-    from shortlist.training import train
+    from shortlist.program.training.loop import train
 
     run = train(config, folder=folder, resume=resume, quiet=True)
     return [line["train_loss"] for line in outcome(run.path)["metrics"]]
@@ -210,7 +210,8 @@ def test_a_run_has_the_losses_that_it_has_step_by_step(data: Path, tmp_path: Pat
 def test_stopped_within_an_epoch_it_ends_as_if_undisturbed(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from shortlist import stopping, training
+    from shortlist.program.training import loop as training
+    from shortlist.program.training import signals as stopping
 
     config = config_for(data)
     want = train_losses(config, tmp_path / "undisturbed")
@@ -223,8 +224,8 @@ def test_stopped_within_an_epoch_it_ends_as_if_undisturbed(
 
 
 def test_steps_of_a_run_do_not_wait_for_the_gpu(data: Path, tmp_path: Path) -> None:
-    from shortlist import training
-    from shortlist.runs import RunFolder
+    from shortlist.program.runs.folder import RunFolder
+    from shortlist.program.training import loop as training
 
     config = config_for(data)
     trainer = training.Trainer(config, training.make_fabric(config), RunFolder(tmp_path), quiet=True)
@@ -239,8 +240,8 @@ def test_steps_of_a_run_do_not_wait_for_the_gpu(data: Path, tmp_path: Path) -> N
     "settings", [{"accumulate": 2}, {"precision": "16-mixed"}, {"cuda_graph": False}, {"device": "cpu"}]
 )
 def test_where_it_cannot_be_captured_a_run_goes_step_by_step(data: Path, tmp_path: Path, settings: Any) -> None:
-    from shortlist import training
-    from shortlist.runs import RunFolder
+    from shortlist.program.runs.folder import RunFolder
+    from shortlist.program.training import loop as training
 
     for config, captured in ((config_for(data), True), (config_for(data, **settings), False)):
         trainer = training.Trainer(config, training.make_fabric(config), RunFolder(tmp_path), quiet=True)

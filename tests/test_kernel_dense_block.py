@@ -14,11 +14,11 @@ import torch
 from torch import Tensor, nn
 
 from shortlist import kernels
-from shortlist.cifar_networks import DenseNetBC
+from shortlist.program.models.cifar import DenseNetBC
 
 pytest.importorskip("triton")
-batch_norm = importlib.import_module("shortlist.kernels.batch_norm")
-dense_block = importlib.import_module("shortlist.kernels.dense_block")
+batch_norm = importlib.import_module("shortlist.program.models.batch_norm")
+dense_block = importlib.import_module("shortlist.program.models.dense_block")
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 TILINGS = ("_OBSERVING", "_ACTIVATING", "_PULLING", "_SETTLING")

@@ -8,10 +8,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from shortlist import CosineLinear, ShortlistError
-from shortlist.cifar_networks import ResNet
-from shortlist.config import ModelConfig
-from shortlist.models import build_model
-from shortlist.runs import RunFolder, as_safetensors
+from shortlist.program.config import ModelConfig
+from shortlist.program.models.build import build_model
+from shortlist.program.models.cifar import ResNet
+from shortlist.program.runs.folder import RunFolder, as_safetensors
 
 
 def test_densenet_40_40_has_the_parameters_of_the_papers_network() -> None:

@@ -11,12 +11,12 @@ import torch
 from torch import Tensor, nn
 
 import shortlist as sl
-from shortlist.bench.timing import waits_are_errors
 from shortlist.heads import noised as noised_head
 from shortlist.heads.noised import NoisedLoss
 from shortlist.heads.sparse_linear import chosen_scores
 from shortlist.ops import lazy_noise as _lazy
 from shortlist.ops import smoothing
+from shortlist.program.bench.timing import waits_are_errors
 from tests.drawing import normal
 from tests.support.memory import LargestTensor
 

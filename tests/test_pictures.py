@@ -7,8 +7,8 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from shortlist.pictures import confused_pairs, example_images, save_pictures
-from shortlist.runs import RunFolder
+from shortlist.program.runs.folder import RunFolder
+from shortlist.program.training.thumbnails import confused_pairs, example_images, save_pictures
 from tests.run_folders import ScoredSplit, one_colour
 
 LABELS = torch.arange(40).repeat(5)

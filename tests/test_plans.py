@@ -5,8 +5,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shortlist.data.splits import evaluation_plan, training_plan
-from shortlist.seeds import uniform_for
+from shortlist.program.data.base import evaluation_plan, training_plan
+from shortlist.program.seeds import uniform_for
 
 counts = st.integers(0, 60)
 small = st.integers(1, 7)

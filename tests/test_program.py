@@ -16,12 +16,14 @@ import safetensors.torch
 import torch
 from PIL import Image
 
-from shortlist import cli, demo, recipes
 from shortlist.errors import ShortlistError
-from shortlist.evaluation import evaluate_run
-from shortlist.predicting import Predictor
-from shortlist.runs import RunFolder
-from shortlist.training import Interrupted, train
+from shortlist.program import recipes
+from shortlist.program.cli import demo
+from shortlist.program.cli import main as cli
+from shortlist.program.runs.folder import RunFolder
+from shortlist.program.training.evaluate import evaluate_run
+from shortlist.program.training.loop import Interrupted, train
+from shortlist.program.training.predict import Predictor
 
 COLOURS = {
     "[bold] leaf": (40, 160, 50),

@@ -21,19 +21,19 @@ import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from shortlist.config import DataConfig, LossConfig, OptimConfig, RunConfig, TrainConfig
 from shortlist.errors import ShortlistError
-from shortlist.pictures import example_images
-from shortlist.report.accuracy import macro_by_k, macro_in_bin, micro_by_k, size_bins
-from shortlist.report.charts import Line, Point, key, line_chart
-from shortlist.report.confusions import most_confused
-from shortlist.report.gather import Comparison, gather
-from shortlist.report.headings import data_facts, data_name
-from shortlist.report.markup import element
-from shortlist.report.names import LOSS_NAMES, short_labels
-from shortlist.report.page import write_report
-from shortlist.report.scales import Axis, count_axis, number_axis, percent_axis, size_axis
-from shortlist.runs import RunFolder
+from shortlist.program.config import DataConfig, LossConfig, OptimConfig, RunConfig, TrainConfig
+from shortlist.program.report.accuracy import macro_by_k, macro_in_bin, micro_by_k, size_bins
+from shortlist.program.report.charts import Line, Point, key, line_chart
+from shortlist.program.report.confusions import most_confused
+from shortlist.program.report.gather import Comparison, gather
+from shortlist.program.report.headings import data_facts, data_name
+from shortlist.program.report.markup import element
+from shortlist.program.report.names import LOSS_NAMES, short_labels
+from shortlist.program.report.page import write_report
+from shortlist.program.report.scales import Axis, count_axis, number_axis, percent_axis, size_axis
+from shortlist.program.runs.folder import RunFolder
+from shortlist.program.training.thumbnails import example_images
 from tests.run_folders import World, make_run, small_world
 
 NASTY = ('<script>alert("1")</script>', "</bdi></td>&amp;'\"", "\u202eurdu\u05d0 漢字 \U0001f98b", "x" * 300, "  ")
@@ -522,7 +522,7 @@ def test_labels_tell_set_ups_apart() -> None:
 
 
 def test_series_stand_out_from_the_paper_in_light_and_dark() -> None:
-    style = resources.files("shortlist.report").joinpath("page.css").read_text()
+    style = resources.files("shortlist.program.report").joinpath("page.css").read_text()
 
     def luminance(colour: str) -> float:
         parts = [int(colour[place : place + 2], 16) / 255 for place in (0, 2, 4)]

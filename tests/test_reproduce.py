@@ -23,17 +23,19 @@ from scipy import stats
 from torch import nn
 
 import shortlist as sl
-from shortlist import cli, recipes
-from shortlist.config import DataConfig, OptimConfig, from_dict, to_dict
-from shortlist.marked_pages import END, begin_mark
-from shortlist.reproduce import Scale, running
-from shortlist.reproduce.document import write_reproduction
-from shortlist.reproduce.experiment import Cell, Experiment
-from shortlist.reproduce.figures import FIGURES, from_results
-from shortlist.reproduce.gradients import COUNTS, CountingLoss
-from shortlist.reproduce.published import published
-from shortlist.reproduce.registry import COLUMN_NAMES, EXPERIMENTS
-from shortlist.reproduce.results import (
+from shortlist.program import recipes
+from shortlist.program.atomic_files import locked
+from shortlist.program.cli import main as cli
+from shortlist.program.config import DataConfig, OptimConfig, from_dict, to_dict
+from shortlist.program.marked_pages import END, begin_mark
+from shortlist.program.reproduce import Scale, running
+from shortlist.program.reproduce.document import write_reproduction
+from shortlist.program.reproduce.experiment import Cell, Experiment
+from shortlist.program.reproduce.figures import FIGURES, from_results
+from shortlist.program.reproduce.gradients import COUNTS, CountingLoss
+from shortlist.program.reproduce.published import published
+from shortlist.program.reproduce.registry import COLUMN_NAMES, EXPERIMENTS
+from shortlist.program.reproduce.results import (
     COLUMNS,
     Result,
     config_file,
@@ -44,11 +46,10 @@ from shortlist.reproduce.results import (
     update_results,
     write_results,
 )
-from shortlist.reproduce.running import reproduce
-from shortlist.reproduce.tables import comparison, interval_half_width, latest_setups
-from shortlist.runs import RunFolder
-from shortlist.training import DivergedError, Interrupted, Trainer
-from shortlist.whole_files import locked
+from shortlist.program.reproduce.running import reproduce
+from shortlist.program.reproduce.tables import comparison, interval_half_width, latest_setups
+from shortlist.program.runs.folder import RunFolder
+from shortlist.program.training.loop import DivergedError, Interrupted, Trainer
 
 BEGIN = begin_mark("shortlist reproduce --document")
 ROOT = Path(__file__).parent.parent

@@ -14,9 +14,9 @@ import safetensors.torch
 import torch
 
 from shortlist import ShortlistError
-from shortlist.config import RunConfig, to_dict
-from shortlist.runs import RunFolder, as_safetensors, file_digest, find_runs
-from shortlist.whole_files import WRITING, written_whole
+from shortlist.program.atomic_files import WRITING, written_whole
+from shortlist.program.config import RunConfig, to_dict
+from shortlist.program.runs.folder import RunFolder, as_safetensors, file_digest, find_runs
 from tests.support.file_operations import watched
 from tests.support.forked import Ended, run_forked
 

@@ -23,17 +23,20 @@ from torch import distributed as dist
 from torch.multiprocessing.spawn import spawn
 from torch.utils.tensorboard import SummaryWriter
 
-from shortlist import ShortlistError, cli, stopping, training
-from shortlist.captured import undone
-from shortlist.config import DataConfig, LossConfig, ModelConfig, OptimConfig, RunConfig, TrainConfig
-from shortlist.data.files import FileSplit
-from shortlist.data.loading import load_problem
-from shortlist.evaluation import Evaluation, evaluate_run
-from shortlist.run_records import read_classes
-from shortlist.runs import RunFolder
-from shortlist.stopping import StopRequests
-from shortlist.training import DivergedError, Interrupted, Trainer, make_fabric, run_to_the_end, train
-from shortlist.whole_files import WRITING
+from shortlist import ShortlistError
+from shortlist.program.atomic_files import WRITING
+from shortlist.program.cli import main as cli
+from shortlist.program.config import DataConfig, LossConfig, ModelConfig, OptimConfig, RunConfig, TrainConfig
+from shortlist.program.data.image_folder import FileSplit
+from shortlist.program.data.loading import load_problem
+from shortlist.program.runs.folder import RunFolder
+from shortlist.program.runs.records import read_classes
+from shortlist.program.training import loop as training
+from shortlist.program.training import signals as stopping
+from shortlist.program.training.cuda_graph import undone
+from shortlist.program.training.evaluate import Evaluation, evaluate_run
+from shortlist.program.training.loop import DivergedError, Interrupted, Trainer, make_fabric, run_to_the_end, train
+from shortlist.program.training.signals import StopRequests
 from tests.data.pictures import put_classes
 from tests.small_runs import NUM_CLASSES, config_arguments, outcome, small_config, write_embeddings
 from tests.support.file_operations import watched
@@ -702,7 +705,7 @@ def test_a_full_disk_ends_the_run_with_a_message_and_it_can_go_on(
     config = small_config(data)
     arguments = ["train", "embeddings", *config_arguments(config), "--out", str(tmp_path / "run")]
     limit = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (2000, 2000))"
-    code = f"{limit}; from shortlist.cli import main; main()"
+    code = f"{limit}; from shortlist.program.cli.main import main; main()"
     full = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=False)
     assert full.returncode == 1
     assert "cannot write" in full.stderr

@@ -27,15 +27,18 @@ import pytest
 import torch
 from optuna.trial import Trial
 
-from shortlist import ShortlistError, cli, recipes, tuning
-from shortlist.config import LossConfig, RunConfig, changed, differences, from_dict, to_dict
-from shortlist.data.tensors import TensorSplit
-from shortlist.runs import RunFolder, default_folder
-from shortlist.search_space import PAPER_GRIDS, RANGES, Range, grid_points, search_axes
-from shortlist.study_storage import open_storage
-from shortlist.training import Interrupted, Trainer, train
-from shortlist.tuning import Findings, TrialRecord, command_line, tune
-from shortlist.whole_files import locked
+from shortlist import ShortlistError
+from shortlist.program import recipes
+from shortlist.program.atomic_files import locked
+from shortlist.program.cli import main as cli
+from shortlist.program.config import LossConfig, RunConfig, changed, differences, from_dict, to_dict
+from shortlist.program.data.in_memory import TensorSplit
+from shortlist.program.runs.folder import RunFolder, default_folder
+from shortlist.program.training.loop import Interrupted, Trainer, train
+from shortlist.program.tuning import study as tuning
+from shortlist.program.tuning.space import PAPER_GRIDS, RANGES, Range, grid_points, search_axes
+from shortlist.program.tuning.storage import open_storage
+from shortlist.program.tuning.study import Findings, TrialRecord, command_line, tune
 from tests.small_runs import small_config, write_embeddings
 from tests.support.checkpoints import rewrite_newest
 

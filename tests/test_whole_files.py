@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from shortlist.errors import ShortlistError
-from shortlist.whole_files import locked, write_file, written_whole
+from shortlist.program.atomic_files import locked, write_file, written_whole
 
 
 def test_a_file_takes_its_name_only_when_it_is_whole(tmp_path: Path) -> None:
@@ -59,7 +59,7 @@ def test_a_pipe_stays_one_and_takes_what_is_written(tmp_path: Path) -> None:
 
 
 def test_what_a_shell_puts_in_place_of_a_file_is_written_to() -> None:
-    write = "from pathlib import Path; from shortlist.whole_files import write_file; import sys"
+    write = "from pathlib import Path; from shortlist.program.atomic_files import write_file; import sys"
     code = f"{write}; write_file(Path(sys.argv[1]), b'something')"
     done = subprocess.run([sys.executable, "-c", code, "/dev/stdout"], capture_output=True, text=True, check=True)
     assert done.stdout == "something"
@@ -92,7 +92,7 @@ def test_a_lock_ends_with_its_process_whatever_that_leaves_behind(tmp_path: Path
     code = f"""
 import os, sys, time
 from pathlib import Path
-from shortlist.whole_files import locked
+from shortlist.program.atomic_files import locked
 with locked(Path({str(tmp_path / "lock")!r})):
     if os.fork() == 0:  # as a process that loads images
         print("born", flush=True)

@@ -6,7 +6,7 @@ import sys
 def main() -> None:
     """Start the program, or say what it takes: the library alone needs none of the packages that the program does."""
     try:
-        from shortlist import cli
+        from shortlist.program.cli import main as cli
 
         cli.main()
     except KeyboardInterrupt:  # while the command line's own packages are imported

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shortlist.data import cifar100
+from shortlist.program.data.sets import cifar100
 
 SUPERCLASSES = ["fish", "fowl", "flower"]
 CLASSES = [f"class {label}" for label in range(6)]

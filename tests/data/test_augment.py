@@ -5,8 +5,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from shortlist.data.augment import CropAndFlip, SmallAffine, warp
-from shortlist.seeds import uniform_for
+from shortlist.program.data.augment import CropAndFlip, SmallAffine, warp
+from shortlist.program.seeds import uniform_for
 
 
 def some_images(count: int = 6, channels: int = 3, height: int = 8, width: int = 10) -> Tensor:

@@ -13,12 +13,13 @@ from typing import get_args
 
 import pytest
 
-from shortlist.config import DataConfig, DataName
-from shortlist.data import catalogue, cifar100
-from shortlist.data.download import download
-from shortlist.data.glyph_scripts import characters
-from shortlist.data.loading import load_problem
 from shortlist.errors import ShortlistError
+from shortlist.program.config import DataConfig, DataName
+from shortlist.program.data import catalogue
+from shortlist.program.data.download import download
+from shortlist.program.data.loading import load_problem
+from shortlist.program.data.sets import cifar100
+from shortlist.program.data.sets.glyph_scripts import characters
 from tests.data.official_cifar import expect, make_files, put_archive
 from tests.data.pictures import put_classes
 
@@ -132,12 +133,12 @@ def test_check_says_what_is_missing_and_what_is_incomplete(tmp_path: Path, monke
 
 def test_only_the_chosen_data_set_is_imported(tmp_path: Path) -> None:
     program = (
-        "import sys, shortlist, shortlist.data.loading\n"
+        "import sys, shortlist, shortlist.program.data.loading\n"
         "heavy = {'torchvision', 'matplotlib', 'PIL'}\n"
         "print(sorted(heavy & set(sys.modules)))\n"
-        "from shortlist.config import DataConfig\n"
+        "from shortlist.program.config import DataConfig\n"
         "try:\n"
-        f"    shortlist.data.loading.load_problem(DataConfig(name='cifar100', root={str(tmp_path)!r}))\n"
+        f"    shortlist.program.data.loading.load_problem(DataConfig(name='cifar100', root={str(tmp_path)!r}))\n"
         "except shortlist.ShortlistError:\n"
         "    print(sorted(heavy & set(sys.modules)))\n"
     )

@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 import torch
 
-from shortlist.config import DataConfig
-from shortlist.data import cifar100
-from shortlist.data.loading import load_problem
-from shortlist.data.splits import Problem, Split
-from shortlist.data.tensors import TensorSplit
 from shortlist.errors import ShortlistError
+from shortlist.program.config import DataConfig
+from shortlist.program.data.base import Problem, Split
+from shortlist.program.data.in_memory import TensorSplit
+from shortlist.program.data.loading import load_problem
+from shortlist.program.data.sets import cifar100
 from tests.data.official_cifar import (
     CLASSES,
     SUPERCLASSES,

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from shortlist.data.class_folders import holds_folders, loose_images, natural_order, scan_classes
 from shortlist.errors import ShortlistError
+from shortlist.program.data.class_folders import holds_folders, loose_images, natural_order, scan_classes
 from tests.data.pictures import put_classes, put_image
 
 

@@ -9,11 +9,11 @@ import pytest
 import safetensors.torch
 import torch
 
-from shortlist.config import DataConfig
-from shortlist.data.loading import load_problem
-from shortlist.data.splits import Problem
-from shortlist.data.tensors import TensorSplit
 from shortlist.errors import ShortlistError
+from shortlist.program.config import DataConfig
+from shortlist.program.data.base import Problem
+from shortlist.program.data.in_memory import TensorSplit
+from shortlist.program.data.loading import load_problem
 
 Arrays = dict[str, np.ndarray[Any, Any]]
 

@@ -11,10 +11,10 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from shortlist.config import DataConfig
-from shortlist.data.files import FileSplit, _Reader
-from shortlist.data.image_files import Transform, file_preprocess, random_resized_crop_and_flip
 from shortlist.errors import ShortlistError
+from shortlist.program.config import DataConfig
+from shortlist.program.data.image_folder import FileSplit, _Reader
+from shortlist.program.data.image_io import Transform, file_preprocess, random_resized_crop_and_flip
 from tests.data.pictures import colour_of, put_image
 
 CPU = torch.device("cpu")

@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from shortlist.config import DataConfig
-from shortlist.data.files import FileSplit
-from shortlist.data.loading import load_problem
-from shortlist.data.splits import Problem, Split
 from shortlist.errors import ShortlistError
+from shortlist.program.config import DataConfig
+from shortlist.program.data.base import Problem, Split
+from shortlist.program.data.image_folder import FileSplit
+from shortlist.program.data.loading import load_problem
 from tests.data.pictures import put_classes, put_image
 
 

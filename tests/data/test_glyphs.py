@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from shortlist.config import DataConfig
-from shortlist.data import glyphs
-from shortlist.data.glyph_scripts import Character, characters, fonts_with
-from shortlist.data.loading import load_problem
-from shortlist.data.splits import Problem
-from shortlist.data.tensors import TensorSplit
+from shortlist.program.config import DataConfig
+from shortlist.program.data.base import Problem
+from shortlist.program.data.in_memory import TensorSplit
+from shortlist.program.data.loading import load_problem
+from shortlist.program.data.sets import glyphs
+from shortlist.program.data.sets.glyph_scripts import Character, characters, fonts_with
 
 
 @pytest.fixture
@@ -180,8 +180,8 @@ def test_a_folder_that_cannot_be_written_does_not_stop_the_run(tmp_path: Path) -
 
 def test_two_processes_may_draw_at_once(tmp_path: Path) -> None:
     program = (
-        "from shortlist.data import glyphs\n"
-        "from shortlist.config import DataConfig\n"
+        "from shortlist.program.data import glyphs\n"
+        "from shortlist.program.config import DataConfig\n"
         "glyphs.TRAIN_IMAGES_A_CLASS = 2\n"
         "glyphs.HELD_OUT_IMAGES_A_CLASS = 1\n"
         f"print(int(glyphs.load(DataConfig(root={str(tmp_path)!r})).train.inputs.long().sum()))\n"

@@ -10,7 +10,8 @@ import torch
 from PIL import ExifTags, Image, ImageOps
 from PIL.PngImagePlugin import PngInfo
 
-from shortlist.data.image_files import (
+from shortlist.errors import ShortlistError
+from shortlist.program.data.image_io import (
     _not_too_thin,
     evaluation_transform,
     file_preprocess,
@@ -18,7 +19,6 @@ from shortlist.data.image_files import (
     random_resized_crop_and_flip,
     read_image,
 )
-from shortlist.errors import ShortlistError
 from tests.data.pictures import put_image
 
 

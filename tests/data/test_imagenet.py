@@ -7,11 +7,11 @@ from typing import Literal
 import pytest
 import torch
 
-from shortlist.config import DataConfig
-from shortlist.data.files import FileSplit
-from shortlist.data.loading import load_problem
-from shortlist.data.splits import Problem
 from shortlist.errors import ShortlistError
+from shortlist.program.config import DataConfig
+from shortlist.program.data.base import Problem
+from shortlist.program.data.image_folder import FileSplit
+from shortlist.program.data.loading import load_problem
 from tests.data.pictures import put_classes, put_image
 
 TENCH, GOLDFISH = "n01440764", "n01443537"

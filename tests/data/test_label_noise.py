@@ -4,10 +4,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from shortlist.config import DataConfig
-from shortlist.data.altering import noisy, seeded, thinned
-from shortlist.data.label_noise import consecutive_groups, redraw_within_groups
 from shortlist.errors import ShortlistError
+from shortlist.program.config import DataConfig
+from shortlist.program.data.alter import noisy, seeded, thinned
+from shortlist.program.data.label_noise import consecutive_groups, redraw_within_groups
 
 
 def redraw(labels: Tensor, groups: Tensor, p: float, seed: int = 0) -> Tensor:

@@ -5,8 +5,8 @@ import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from shortlist.data.long_tail import long_tailed_subset, size_profile, sizes_from_profile
 from shortlist.errors import ShortlistError
+from shortlist.program.data.long_tail import long_tailed_subset, size_profile, sizes_from_profile
 
 
 def generator(seed: int = 0) -> torch.Generator:

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shortlist.data.plain_pickle import load_plain_pickle
 from shortlist.errors import ShortlistError
+from shortlist.program.data.safe_pickle import load_plain_pickle
 from tests.data.official_cifar import official_pickle
 
 

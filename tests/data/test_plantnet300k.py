@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from shortlist.config import DataConfig
-from shortlist.data.loading import load_problem
-from shortlist.data.splits import Problem
 from shortlist.errors import ShortlistError
+from shortlist.program.config import DataConfig
+from shortlist.program.data.base import Problem
+from shortlist.program.data.loading import load_problem
 from tests.data.pictures import put_classes
 
 

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses import FakeTensorMode
 
-from shortlist.data.splits import Preprocess
+from shortlist.program.data.base import Preprocess
 
 IMAGES = torch.arange(2 * 3 * 4 * 4, dtype=torch.uint8).view(2, 3, 4, 4)
 

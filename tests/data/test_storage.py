@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from shortlist.config import DataConfig
-from shortlist.data.storage import data_root, user_cache
+from shortlist.program.config import DataConfig
+from shortlist.program.data.storage import data_root, user_cache
 
 
 def test_root_then_environment_then_cache(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,8 +5,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shortlist.data.stratify import hold_out
 from shortlist.errors import ShortlistError
+from shortlist.program.data.stratify import hold_out
 
 
 def generator(seed: int = 0) -> torch.Generator:

@@ -6,12 +6,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from shortlist.config import DataConfig
-from shortlist.data import tensors
-from shortlist.data.augment import CropAndFlip, SmallAffine
-from shortlist.data.splits import Preprocess
-from shortlist.data.tensors import TensorSplit, refuse_other_size
 from shortlist.errors import ShortlistError
+from shortlist.program.config import DataConfig
+from shortlist.program.data import in_memory as tensors
+from shortlist.program.data.augment import CropAndFlip, SmallAffine
+from shortlist.program.data.base import Preprocess
+from shortlist.program.data.in_memory import TensorSplit, refuse_other_size
 
 CPU = torch.device("cpu")
 GREY = Preprocess(channels=1, resize=12, crop=12, mean=(0.5,), std=(0.25,))

@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 
 from shortlist import ShortlistError
-from shortlist.config import DataConfig, LossConfig, ModelConfig, RunConfig, TrainConfig
-from shortlist.data.image_files import read_image
-from shortlist.data.loading import load_problem
-from shortlist.predicting import Predictor, image_files
-from shortlist.recorded_data import has_other_training_images
-from shortlist.runs import RunFolder
-from shortlist.training import Trainer, train
+from shortlist.program.config import DataConfig, LossConfig, ModelConfig, RunConfig, TrainConfig
+from shortlist.program.data.image_io import read_image
+from shortlist.program.data.loading import load_problem
+from shortlist.program.runs.folder import RunFolder
+from shortlist.program.runs.recorded_data import has_other_training_images
+from shortlist.program.training.loop import Trainer, train
+from shortlist.program.training.predict import Predictor, image_files
 from tests.data.pictures import put_classes, put_image
 
 

@@ -13,8 +13,8 @@ import pytest
 from PIL import Image
 
 import shortlist
-from shortlist import cli
-from shortlist.stopping import stop_requests
+from shortlist.program.cli import main as cli
+from shortlist.program.training.signals import stop_requests
 
 CONSOLE = [sys.executable, "-m", "shortlist"]
 
@@ -72,7 +72,7 @@ WITHOUT_TORCH = [
 def test_help_and_mistakes_do_not_wait_for_torch() -> None:
     code = f"""
 import contextlib, io, json, sys
-from shortlist import cli
+from shortlist.program.cli import main as cli
 loaded = []
 for line in {WITHOUT_TORCH!r}:
     sys.argv = ["shortlist", *line.split()]
@@ -149,7 +149,7 @@ def test_an_interrupt_that_an_import_would_swallow_ends_the_program(tmp_path: Pa
 def test_an_interrupt_while_stopping_kills_without_a_traceback() -> None:
     code = """
 import atexit, signal, sys
-from shortlist import cli
+from shortlist.program.cli import main as cli
 cli.COMMANDS["demo"] = lambda arguments: signal.raise_signal(signal.SIGINT)
 atexit.register(signal.raise_signal, signal.SIGINT)  # as Python shuts down
 sys.argv = ["shortlist", "demo"]

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from shortlist import ShortlistError
-from shortlist.report.page import write_report
-from shortlist.runs import RunFolder
+from shortlist.program.report.page import write_report
+from shortlist.program.runs.folder import RunFolder
 from tests.run_folders import make_run, small_world
 from tests.support.damaged_runs import few_damages, make_runs, unexplained
 

@@ -13,10 +13,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shortlist import cli
+from shortlist.program.cli import main as cli
+from shortlist.program.reproduce.results import Result, read_results, write_results
+from shortlist.program.runs.folder import file_digest
 from shortlist.program.text import printable, spreadsheet_cell
-from shortlist.reproduce.results import Result, read_results, write_results
-from shortlist.runs import file_digest
 from tests.data.pictures import put_classes
 
 CLASSES = ("\x1b]0;owned\x07elm", "owl\nforged line", '=HYPERLINK("x")', "-2+3", "\u202eyew", "@ash", "\toak")

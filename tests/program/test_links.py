@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 
 from shortlist import ShortlistError
-from shortlist.config import RunConfig, TrainConfig
-from shortlist.runs import RunFolder
-from shortlist.stopping import StopRequests
-from shortlist.training import Interrupted, train
-from shortlist.tuning import tune
-from shortlist.whole_files import locked
+from shortlist.program.atomic_files import locked
+from shortlist.program.config import RunConfig, TrainConfig
+from shortlist.program.runs.folder import RunFolder
+from shortlist.program.training.loop import Interrupted, train
+from shortlist.program.training.signals import StopRequests
+from shortlist.program.tuning.study import tune
 from tests.small_runs import small_config, write_embeddings
 
 FILES = (

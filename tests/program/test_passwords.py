@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shortlist import cli
-from shortlist.config import TrainConfig
+from shortlist.program.cli import main as cli
+from shortlist.program.config import TrainConfig
+from shortlist.program.runs.folder import RunFolder
 from shortlist.program.text import hide_passwords, hide_passwords_of_word
-from shortlist.runs import RunFolder
-from shortlist.training import train
+from shortlist.program.training.loop import train
 from tests.small_runs import small_config, write_embeddings
 
 PASSWORD = "hunter2"

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from shortlist.report.page import write_report
-from shortlist.runs import RunFolder
+from shortlist.program.report.page import write_report
+from shortlist.program.runs.folder import RunFolder
 from tests.run_folders import make_run, small_world
 
 PNG = b"\x89PNG\r\n\x1a\n"

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from shortlist import ShortlistError
-from shortlist.config import OptimConfig, RunConfig, TrainConfig
-from shortlist.runs import RunFolder, as_safetensors, file_digest
-from shortlist.training import Trainer, train
+from shortlist.program.config import OptimConfig, RunConfig, TrainConfig
+from shortlist.program.runs.folder import RunFolder, as_safetensors, file_digest
+from shortlist.program.training.loop import Trainer, train
 from tests.small_runs import outcome, small_config, write_embeddings
 from tests.support.checkpoints import newest_checkpoint, rewrite_newest
 
@@ -161,7 +161,7 @@ def test_checkpoints_that_cannot_be_used_are_not_trained_over(
 def test_best_weights_of_another_network_are_named(
     config: RunConfig, unfinished: Path, weights: dict[str, torch.Tensor]
 ) -> None:
-    from shortlist.evaluation import evaluate_run
+    from shortlist.program.training.evaluate import evaluate_run
 
     RunFolder(unfinished).save_best(as_safetensors(weights))
     digest = file_digest(unfinished / "best.safetensors")

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from shortlist.runs import RunFolder
+from shortlist.program.runs.folder import RunFolder
 
 
 def newest_checkpoint(folder: Path) -> Path:

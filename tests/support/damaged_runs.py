@@ -14,12 +14,12 @@ from typing import Any
 import pytest
 
 from shortlist import ShortlistError
-from shortlist.config import DataConfig, LossConfig, ModelConfig, RunConfig, TrainConfig
-from shortlist.evaluation import evaluate_run
-from shortlist.predicting import Predictor
-from shortlist.report.page import write_report
-from shortlist.runs import RunFolder
-from shortlist.training import Trainer, train
+from shortlist.program.config import DataConfig, LossConfig, ModelConfig, RunConfig, TrainConfig
+from shortlist.program.report.page import write_report
+from shortlist.program.runs.folder import RunFolder
+from shortlist.program.training.evaluate import evaluate_run
+from shortlist.program.training.loop import Trainer, train
+from shortlist.program.training.predict import Predictor
 from tests.data.pictures import put_classes
 
 FILES = ("config.json", "environment.json", "classes.json", "preprocess.json", "facts.json", "final.json")

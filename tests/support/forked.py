@@ -46,12 +46,6 @@ def import_the_program() -> None:
 
     import typeguard  # noqa: F401  (tyro, when the first command line is parsed)
 
-    import shortlist.cli
-    import shortlist.evaluation
-    import shortlist.predicting
-    import shortlist.report.page
-    import shortlist.training  # noqa: F401
-
     gc.collect()
     gc.freeze()  # a collection in a child would copy every page that it shares with the parent
     atexit.register(gc.unfreeze)
@@ -87,7 +81,7 @@ def run_command(*arguments: str | Path, seconds: float, inside: Path) -> Ended:
     """Run ``shortlist ARGUMENTS`` in a child whose working directory is ``inside``."""
 
     def work() -> None:
-        from shortlist import cli
+        from shortlist.program.cli import main as cli
 
         os.chdir(inside)
         sys.argv = ["shortlist", *map(str, arguments)]

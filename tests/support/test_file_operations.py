@@ -4,7 +4,7 @@ import os
 import random
 from pathlib import Path
 
-from shortlist.whole_files import write_file
+from shortlist.program.atomic_files import write_file
 from tests.support.file_operations import watched
 from tests.support.forked import run_forked
 

@@ -17,7 +17,7 @@ from typing import Any
 import safetensors.torch
 import torch
 
-from shortlist.config import DataConfig, LossConfig, ModelConfig, RunConfig, TrainConfig
+from shortlist.program.config import DataConfig, LossConfig, ModelConfig, RunConfig, TrainConfig
 from tests.data.pictures import put_classes, put_image
 from tests.small_runs import config_arguments, outcome
 from tests.support.forked import Ended, run_command

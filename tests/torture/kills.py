@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from shortlist.config import RunConfig, TrainConfig
-from shortlist.runs import RunFolder, file_digest
-from shortlist.whole_files import WRITING
+from shortlist.program.atomic_files import WRITING
+from shortlist.program.config import RunConfig, TrainConfig
+from shortlist.program.runs.folder import RunFolder, file_digest
 from tests.small_runs import outcome, small_config, write_embeddings
 from tests.support.file_operations import watched
 from tests.support.forked import Ended, run_command, run_forked
@@ -135,7 +135,7 @@ def train_forked(
     death = death or Death()
 
     def work() -> None:
-        from shortlist.training import train
+        from shortlist.program.training.loop import train
 
         cut = chance if death.power_cut else None
         with watched(folder, kill_before=death.operation, power_cut=cut) as watch:

@@ -8,13 +8,13 @@ import pytest
 import torch
 from torch import nn
 
-from shortlist import cli
-from shortlist.config import LossConfig, TrainConfig
-from shortlist.data.splits import Problem
-from shortlist.data.tensors import TensorSplit
-from shortlist.evaluation import evaluate, evaluate_run
-from shortlist.runs import RunFolder
-from shortlist.training import train
+from shortlist.program.cli import main as cli
+from shortlist.program.config import LossConfig, TrainConfig
+from shortlist.program.data.base import Problem
+from shortlist.program.data.in_memory import TensorSplit
+from shortlist.program.runs.folder import RunFolder
+from shortlist.program.training.evaluate import evaluate, evaluate_run
+from shortlist.program.training.loop import train
 from tests.small_runs import small_config, write_embeddings
 
 

@@ -7,11 +7,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from shortlist.config import LossConfig, OptimConfig, RunConfig, TrainConfig
-from shortlist.data.loading import load_problem
-from shortlist.evaluation import evaluate_run
-from shortlist.runs import RunFolder
-from shortlist.training import Trainer, make_fabric, run_to_the_end, train
+from shortlist.program.config import LossConfig, OptimConfig, RunConfig, TrainConfig
+from shortlist.program.data.loading import load_problem
+from shortlist.program.runs.folder import RunFolder
+from shortlist.program.training.evaluate import evaluate_run
+from shortlist.program.training.loop import Trainer, make_fabric, run_to_the_end, train
 from tests.small_runs import small_config, write_embeddings
 
 

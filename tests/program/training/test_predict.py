@@ -7,12 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from shortlist import ShortlistError, cli
-from shortlist.config import DataConfig, LossConfig, ModelConfig, RunConfig, TrainConfig
-from shortlist.data.image_files import file_preprocess
-from shortlist.models import build_model
-from shortlist.predicting import Predictor, image_files
-from shortlist.runs import RunFolder, as_safetensors
+from shortlist import ShortlistError
+from shortlist.program.cli import main as cli
+from shortlist.program.config import DataConfig, LossConfig, ModelConfig, RunConfig, TrainConfig
+from shortlist.program.data.image_io import file_preprocess
+from shortlist.program.models.build import build_model
+from shortlist.program.runs.folder import RunFolder, as_safetensors
+from shortlist.program.training.predict import Predictor, image_files
 from tests.data.pictures import colour_of, put_image
 
 CLASSES = ["ash", "elm", "fir", "oak"]

@@ -1,0 +1,50 @@
+"""The suite ``metrics``: counting top-K hits beside the searches that it makes do without."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
+
+import torch
+
+from shortlist.program.bench.contenders import Bench, Contender, dtype_name
+from shortlist.program.bench.losses import OURS, Batch
+from shortlist.program.bench.measurements import Case, Measurement
+from shortlist.program.bench.timing import Step
+from shortlist.program.bench.twins import check_topk_counts
+
+SUITE = "metrics"
+TOPK, SORT = "torch.topk alone", "torch.sort alone"
+_K = 5
+_SIZE, _QUICK_SIZE = (256, 100_000), (16, 60)
+
+
+def measure(bench: Bench) -> Iterator[Measurement]:
+    size = _QUICK_SIZE if bench.quick else _SIZE
+    batches = Batch.drawn(bench, size, torch.float32, spread=1.0)
+    case = Case(dtype=dtype_name(torch.float32), N=size[0], L=size[1])
+    scores = [batch.scores.detach() for batch in batches]
+    yield from bench.measure(
+        SUITE,
+        [
+            Contender(TOPK, replace(case, K=_K), tuple(Step(partial(torch.topk, each, _K)) for each in scores)),
+            Contender(SORT, case, tuple(Step(partial(torch.sort, each, descending=True)) for each in scores)),
+            _ours(bench, case, batches),
+        ],
+    )
+
+
+def _ours(bench: Bench, case: Case, batches: list[Batch]) -> Contender:
+    from shortlist.metrics import TopKMetrics  # torchmetrics takes seconds to import
+
+    metrics = TopKMetrics(case.L).to(bench.device)
+    largest = max(metrics.ks)
+
+    def check() -> None:
+        counting = TopKMetrics(case.L).to(bench.device)
+        scores, target = batches[0].scores.detach(), batches[0].target
+        counting.update(scores, target)
+        hits = {k: (share.nan_to_num() * counting.seen).round().long() for k, share in counting.per_class().items()}
+        check_topk_counts(f"TopKMetrics.update ({case.N} x {case.L})", hits, scores, target)
+
+    steps = tuple(Step(partial(metrics.update, batch.scores.detach(), batch.target)) for batch in batches)
+    return Contender(OURS, replace(case, K=largest), steps, check)

@@ -1,0 +1,57 @@
+"""The demo: four losses on the built-in look-alike characters, a table, and a page to open."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from rich.table import Table
+
+from shortlist.program import recipes
+from shortlist.program.report.names import LOSS_NAMES
+from shortlist.program.report.page import write_report
+from shortlist.program.runs.folder import RunFolder
+from shortlist.program.runs.records import read_result
+from shortlist.program.training.loop import Interrupted, train
+
+DEMO_RECIPES = ("demo_cross_entropy", "demo_ldam", "demo_smooth", "demo_imbalanced")
+
+
+def run_demo(out: Path, say: Callable[[str], None]) -> tuple[Table, Path]:
+    """Train what is not yet trained, and sum it up.
+
+    Returns:
+        The table, and the page.
+
+    Raises:
+        Interrupted: SIGINT or SIGTERM came; the same call goes on where it stopped.
+    """
+    try:
+        runs = [_trained(name, out / name, say) for name in DEMO_RECIPES]
+    except KeyboardInterrupt:
+        raise Interrupted("stopped; the same command goes on from here") from None
+    return results_table(runs), write_report(runs, out / "report.html")
+
+
+def _trained(recipe: str, folder: Path, say: Callable[[str], None]) -> RunFolder:
+    run = RunFolder(folder)
+    if run.finished and run.config == recipes.build(recipe):
+        say(f"{run.path} has finished before")
+        return run
+    say(f"{recipe}: {recipes.HELP[recipe]}")
+    return train(recipes.build(recipe), folder=run.path, resume=True)
+
+
+def results_table(runs: Sequence[RunFolder]) -> Table:
+    """Test accuracy of finished runs, in percent."""
+    table = Table(box=None, pad_edge=False)
+    table.add_column("loss", overflow="fold")
+    config = runs[0].config
+    k = config.loss.k
+    columns = [f"micro_top{each}" for each in config.train.ks] + [f"macro_top{each}" for each in config.train.ks]
+    columns += [f"{group}_top{k}" for group in ("few", "medium", "many")]
+    for name in (*columns, "seconds"):
+        table.add_column(name.replace("_", "\n"), justify="right", no_wrap=True)
+    for run in runs:
+        result = read_result(run)
+        values = ("-" if result["test"].get(name) is None else f"{100 * result['test'][name]:.1f}" for name in columns)
+        table.add_row(LOSS_NAMES[run.config.loss.name], *values, f"{result['train_seconds']:.0f}")
+    return table

@@ -1,0 +1,1 @@
+"""One file a data set; each has a `load(config)`."""

@@ -1,0 +1,68 @@
+"""Pl@ntNet-300K (Garcin et al. 2021) as its archive unpacks: folders of species in train, val and test, and names."""
+
+import csv
+import json
+from pathlib import Path
+
+from shortlist.errors import ShortlistError
+from shortlist.program.config import DataConfig
+from shortlist.program.data.base import Problem
+from shortlist.program.data.class_folders import scan_classes
+from shortlist.program.data.file_problem import file_problem
+from shortlist.program.data.image_io import random_crop
+from shortlist.program.data.storage import data_root
+
+_LAYOUTS = ("images_{}", "images/{}", "{}")
+_NAMES_JSON = "plantnet300K_species_id_2_name.json"
+_NAMES_CSV = "species_metadata.csv"  # version 2 of the data set
+
+
+def load(config: DataConfig) -> Problem:
+    root, folders = _find(data_root(config))
+    scanned = {part: scan_classes(root, folder) for part, folder in folders.items()}
+    scanned["train"].require_images()
+    identifiers = sorted(scanned["train"].images)  # the order in which everybody numbers them
+    listings = {part: folders.listing(identifiers) for part, folders in scanned.items()}
+    names = _species_names(root)
+    classes = [names.get(identifier.lstrip("0"), identifier) for identifier in identifiers]
+    return file_problem(config, root, classes, listings, random_crop)
+
+
+def _find(where: Path) -> tuple[Path, dict[str, Path]]:
+    for root in (where, where / "plantnet_300K"):
+        for layout in _LAYOUTS:
+            folders = {part: root / layout.format(part) for part in ("train", "val", "test")}
+            if all(folder.is_dir() for folder in folders.values()):
+                return root, folders
+    raise ShortlistError(
+        f"Pl@ntNet-300K must be in {where}, with its three folders of images (images_train, images_val, images_test, "
+        "or images/train, ...); they are not there. `shortlist datasets` says where to get it"
+    )
+
+
+def _species_names(root: Path) -> dict[str, str]:
+    """Species by identifier without leading zeros; empty if the file of names is not there."""
+    if (root / _NAMES_JSON).is_file():
+        return _read_json(root / _NAMES_JSON)
+    if (root / _NAMES_CSV).is_file():
+        return _read_csv(root / _NAMES_CSV)
+    return {}
+
+
+def _read_json(path: Path) -> dict[str, str]:
+    try:
+        names = json.loads(path.read_text("utf-8"))
+        return {identifier.lstrip("0"): str(name) for identifier, name in names.items()}
+    except (ValueError, AttributeError) as error:
+        raise ShortlistError(f"{path} must map identifiers of species to names: {error}") from error
+
+
+def _read_csv(path: Path) -> dict[str, str]:
+    with path.open(encoding="utf-8", newline="") as file:
+        header = file.readline()
+        fields = next(csv.reader([header], delimiter=(delimiter := ";" if ";" in header else ",")))
+        rows = csv.DictReader(file, fields, delimiter=delimiter)
+        try:
+            return {row["species_id"].lstrip("0"): row["full_species"] for row in rows}
+        except KeyError as error:
+            raise ShortlistError(f"{path} must have the columns species_id and full_species, got {fields}") from error

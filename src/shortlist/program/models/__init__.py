@@ -1,0 +1,1 @@
+"""Networks: timm's, and the CIFAR networks of the paper's experiments."""

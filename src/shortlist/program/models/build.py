@@ -1,0 +1,102 @@
+"""Networks: a backbone that gives features, and a last layer that gives scores."""
+
+import difflib
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from shortlist.errors import ShortlistError
+from shortlist.heads.cosine import CosineLinear
+from shortlist.program.config import ModelConfig
+from shortlist.program.models.cifar import DenseNetBC, ResNet
+
+
+class Classifier(nn.Module):
+    """Features of a backbone, scored by a linear or cosine layer."""
+
+    def __init__(self, backbone: nn.Module, num_features: int, num_classes: int, *, cosine: bool) -> None:
+        super().__init__()
+        self.backbone = backbone
+        self.head = CosineLinear(num_features, num_classes) if cosine else nn.Linear(num_features, num_classes)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        features = self.backbone(inputs)
+        # Scores in bfloat16 would be rounded to steps as large as the noise and the margins that live on them.
+        with torch.autocast(features.device.type, enabled=False):
+            scores: Tensor = self.head(features.float())
+        return scores
+
+
+def build_model(config: ModelConfig, input_shape: tuple[int, ...], num_classes: int) -> Classifier:
+    """The configured network for inputs of this shape.
+
+    Example:
+        >>> build_model(ModelConfig(name="glyphnet"), (1, 28, 28), 10)(torch.zeros(2, 1, 28, 28)).shape
+        torch.Size([2, 10])
+    """
+    if config.name == "none":
+        backbone: nn.Module = nn.Identity()
+        num_features = input_shape[0]
+    elif config.name == "glyphnet":
+        backbone = glyphnet(input_shape[0])
+        num_features = 128
+    elif config.name == "densenet40_40":
+        backbone = DenseNetBC(depth=40, growth=40, channels=input_shape[0])
+        num_features = backbone.num_features
+    elif config.name == "resnet32":
+        backbone = ResNet(depth=32, channels=input_shape[0])
+        num_features = backbone.num_features
+    else:
+        backbone, num_features = _from_timm(config, input_shape)
+    return Classifier(backbone, num_features, num_classes, cosine=config.head == "cosine")
+
+
+def load_weights(model: nn.Module, weights: Any, misfit: str) -> None:
+    """Give a network its weights; a ``ShortlistError`` with this message if they are another network's."""
+    try:
+        model.load_state_dict(weights)
+    except (AttributeError, RuntimeError, TypeError):  # its message lists every layer
+        raise ShortlistError(misfit) from None
+
+
+def glyphnet(channels: int) -> nn.Sequential:
+    """A network small enough to learn on two cores.
+
+    Normalised over groups of channels, not over the batch: it computes the same whatever the batch is cut into.
+    """
+    layers: list[nn.Module] = []
+    for width, stride in ((32, 2), (64, 2), (128, 1)):
+        layers += [nn.Conv2d(channels, width, 3, stride, 1, bias=False), nn.GroupNorm(8, width), nn.ReLU()]
+        channels = width
+    return nn.Sequential(*layers, nn.AdaptiveMaxPool2d(1), nn.Flatten())
+
+
+def _from_timm(config: ModelConfig, input_shape: tuple[int, ...]) -> tuple[nn.Module, int]:
+    import timm
+
+    if not timm.is_model(config.name):
+        known = ["glyphnet", "densenet40_40", "resnet32", "none", *timm.list_models()]
+        close = difflib.get_close_matches(config.name, known, 3)
+        hint = f", perhaps {' or '.join(close)} was meant" if close else ""
+        raise ShortlistError(f"model.name must be a network of shortlist or timm, got {config.name!r}{hint}")
+    try:
+        backbone = timm.create_model(config.name, pretrained=config.pretrained, num_classes=0, in_chans=input_shape[0])
+    except Exception as wrong:
+        if not config.pretrained:
+            raise ShortlistError(f"model.name = {config.name} cannot be built by timm: {wrong}") from wrong
+        # No network, no such weights, a full disk: the hub and its cache fail in every way there is.
+        raise ShortlistError(
+            f"the pre-trained weights of {config.name} could not be had ({type(wrong).__name__}: {wrong}); "
+            "model.pretrained can be switched off with --model.no-pretrained"
+        ) from wrong
+    was_training = backbone.training
+    try:
+        with torch.no_grad():  # some of timm's networks end wider or narrower than their num_features
+            num_features = backbone.eval()(torch.zeros(1, *input_shape)).shape[-1]
+    except (RuntimeError, AssertionError, ValueError) as wrong:
+        own: dict[str, Any] = getattr(backbone, "default_cfg", {})
+        hint = f"; it was made for --data.image-size {own['input_size'][-1]}" if "input_size" in own else ""
+        size = " x ".join(map(str, input_shape[1:]))
+        raise ShortlistError(f"{config.name} cannot take images of {size} ({wrong}){hint}") from wrong
+    return backbone.train(was_training), num_features

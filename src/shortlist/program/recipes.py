@@ -1,0 +1,272 @@
+"""Recipes: a full configuration for each row of each table of the paper, for the demo, and for data of your own.
+
+``shortlist train NAME`` runs one; any field can be overridden. Names say where the paper prints the number.
+"""
+
+import difflib
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Literal
+
+from shortlist.errors import ShortlistError
+from shortlist.program.config import (
+    DataConfig,
+    DataName,
+    LossConfig,
+    LossName,
+    ModelConfig,
+    OptimConfig,
+    RunConfig,
+    TrainConfig,
+)
+
+RECIPES: dict[str, Callable[[], RunConfig]] = {}
+HELP: dict[str, str] = {}
+
+
+def build(name: str) -> RunConfig:
+    """The recipe's configuration; a name that does not exist is answered with those close to it.
+
+    Example:
+        >>> build("cifar100_table4_noised_p40").data.label_noise
+        0.4
+    """
+    if name not in RECIPES:
+        close = difflib.get_close_matches(name, RECIPES, 3)
+        hint = f"perhaps {' or '.join(close)}" if close else "`shortlist train --help` lists them"
+        raise ShortlistError(f"there is no recipe {name!r}: {hint}")
+    return replace(RECIPES[name](), recipe=name)
+
+
+def scaled_milestones(recipe: RunConfig, epochs: int) -> list[int]:
+    """Where the learning rate drops in a run of another length: at the same shares of it.
+
+    Example:
+        >>> scaled_milestones(build("cifar100_table4_noised_p00"), 100)
+        [50, 75]
+    """
+    if epochs == recipe.train.epochs:
+        return list(recipe.optim.milestones)
+    places = {round(milestone * epochs / recipe.train.epochs) for milestone in recipe.optim.milestones}
+    return sorted(place for place in places if 0 < place < epochs)
+
+
+def _add(name: str, text: str, recipe: Callable[[], RunConfig]) -> None:
+    RECIPES[name] = recipe
+    HELP[name] = text
+
+
+def glyphs(loss: LossConfig, *, epochs: int, lr: float) -> RunConfig:
+    """The built-in look-alike characters, long-tailed, with a network for two cores."""
+    return RunConfig(
+        data=DataConfig(name="glyphs", imbalance=50),
+        model=ModelConfig(name="glyphnet", head=_head(loss.name)),
+        loss=loss,
+        optim=OptimConfig(lr=lr, schedule="cosine", warmup_epochs=0.5, weight_decay=1e-4),
+        train=TrainConfig(epochs=epochs, batch_size=64, ks=(1, 3, 5)),
+    )
+
+
+def smoke() -> RunConfig:
+    """Two epochs of large batches on the built-in characters: seconds, and it learns little."""
+    loss = LossConfig(name="imbalanced_noised_topk_hinge", k=5, epsilon=0.05, max_margin=0.1, scale=50)
+    config = glyphs(loss, epochs=2, lr=0.1)
+    return replace(config, train=replace(config.train, batch_size=256))
+
+
+def folder() -> RunConfig:
+    """Your own images in one folder a class, with the paper's protocol for fine-grained images."""
+    return _pretrained_resnet50(
+        "folder", LossConfig(name="imbalanced_noised_topk_hinge", k=5, epsilon=0.01, max_margin=0.2, scale=60)
+    )
+
+
+def embeddings() -> RunConfig:
+    """A file of embeddings with labels: trains a cosine layer on top."""
+    return RunConfig(
+        data=DataConfig(name="embeddings"),
+        model=ModelConfig(name="none", head="cosine"),
+        loss=LossConfig(name="imbalanced_noised_topk_hinge", k=5, epsilon=0.01, max_margin=0.2, scale=50),
+        optim=OptimConfig(name="adamw", lr=1e-2, schedule="cosine", warmup_epochs=0.5, weight_decay=1e-4),
+        train=TrainConfig(epochs=20, batch_size=256),
+    )
+
+
+def cifar100(loss: LossConfig, *, label_noise: float = 0.0) -> RunConfig:
+    """The paper's protocol on CIFAR-100 (section 4.4), after Berrada et al. (2018)."""
+    return RunConfig(
+        data=DataConfig(name="cifar100", label_noise=label_noise, noise_groups="consecutive"),
+        model=ModelConfig(name="densenet40_40"),
+        loss=loss,
+        optim=OptimConfig(lr=0.1, milestones=(150, 225), weight_decay=1e-4),
+        train=TrainConfig(epochs=300, batch_size=64, ks=(1, 5), select="micro_top5"),
+    )
+
+
+def cifar100_lt(loss: LossConfig) -> RunConfig:
+    """CIFAR-100 thinned to a long tail: network, batches and schedule of Cao et al. (2019), as is usual."""
+    return RunConfig(
+        data=DataConfig(name="cifar100", imbalance=100),
+        model=ModelConfig(name="resnet32", head=_head(loss.name)),
+        loss=loss,
+        optim=OptimConfig(lr=0.1, milestones=(160, 180), decay=0.01, warmup_epochs=5, weight_decay=2e-4),
+        train=TrainConfig(epochs=200, batch_size=128),
+    )
+
+
+def plantnet(loss: LossConfig) -> RunConfig:
+    """The paper's protocol on Pl@ntNet-300K (section 4.5.1)."""
+    return _pretrained_resnet50("plantnet300k", loss)
+
+
+def imagenet_lt(loss: LossConfig) -> RunConfig:
+    """The paper's protocol on ImageNet-LT (section 4.5.2)."""
+    return RunConfig(
+        data=DataConfig(name="imagenet_lt", workers=8),
+        model=ModelConfig(name="resnet34", head=_head(loss.name)),
+        loss=loss,
+        optim=OptimConfig(lr=1e-2, milestones=(60, 80), weight_decay=2e-3),
+        train=TrainConfig(epochs=100, batch_size=128),
+    )
+
+
+def imagenet(loss: LossConfig, *, lr: float, weight_decay: float) -> RunConfig:
+    """The paper's protocol on ImageNet (appendix D), after Berrada et al. (2018)."""
+    return RunConfig(
+        data=DataConfig(name="imagenet", val_fraction=0.039, workers=8),  # 50,000 images
+        model=ModelConfig(name="resnet18"),
+        loss=loss,
+        optim=OptimConfig(lr=lr, milestones=(30, 60, 90), weight_decay=weight_decay),
+        train=TrainConfig(epochs=120, batch_size=256, ks=(1, 5), select=f"micro_top{loss.k}"),
+    )
+
+
+def _pretrained_resnet50(data: DataName, loss: LossConfig) -> RunConfig:
+    return RunConfig(
+        data=DataConfig(name=data, workers=8),
+        model=ModelConfig(name="resnet50.tv_in1k", pretrained=True, head=_head(loss.name)),
+        loss=loss,
+        optim=OptimConfig(lr=2e-3, milestones=(20, 25), weight_decay=1e-4),
+        train=TrainConfig(epochs=30, batch_size=32),
+    )
+
+
+def _head(loss: LossName) -> Literal["linear", "cosine"]:
+    """In the paper the losses with margins, and they alone, score by cosines."""
+    return "cosine" if loss in ("ldam", "imbalanced_noised_topk_hinge") else "linear"
+
+
+_noised = partial(LossConfig, name="noised_topk_hinge")
+_imbalanced = partial(LossConfig, name="imbalanced_noised_topk_hinge", n_samples=5)
+_smooth = partial(LossConfig, name="smooth_topk_hinge")
+_cross_entropy = partial(LossConfig, name="cross_entropy")
+_focal = partial(LossConfig, name="focal")
+_ldam = partial(LossConfig, name="ldam")
+_logit_adjusted = partial(LossConfig, name="logit_adjusted")
+_balanced_softmax = partial(LossConfig, name="balanced_softmax")
+
+
+def _register_for_everybody() -> None:
+    _add("smoke", "The smallest run: a few seconds, to see that everything works.", smoke)
+    _add("folder", "Your own images in one folder a class; pass --data.root.", folder)
+    _add("embeddings", "A file of embeddings with labels (.npz or .safetensors); pass --data.root.", embeddings)
+    for name, loss, lr in (
+        ("cross_entropy", _cross_entropy(k=5), 0.1),
+        ("ldam", _ldam(k=5, max_margin=0.1, scale=30), 0.1),
+        ("smooth", _smooth(k=5, tau=1.0), 0.5),
+        ("imbalanced", _imbalanced(k=5, epsilon=0.05, max_margin=0.1, scale=50), 0.05),
+    ):
+        text = f"The demo's {name.replace('_', '-')} row: look-alike characters, long-tailed."
+        _add(f"demo_{name}", text, partial(glyphs, loss, epochs=8, lr=lr))
+
+
+def _register_cifar100() -> None:
+    for epsilon in (0.0, 1e-4, 1e-3, 1e-2, 1e-1, 1.0, 10.0, 100.0):
+        loss = _noised(k=5, epsilon=epsilon, n_samples=10)
+        _add(f"cifar100_table2_epsilon_{epsilon:g}", f"Table 2, epsilon = {epsilon:g}.", partial(cifar100, loss))
+    for draws in (1, 2, 3, 5, 50, 100):  # with 10 it is table 4's, without label noise
+        loss = _noised(k=5, epsilon=0.2, n_samples=draws)
+        _add(f"cifar100_table3_samples_{draws}", f"Table 3, B = {draws}.", partial(cifar100, loss))
+    for name, loss in {
+        "cross_entropy": _cross_entropy(k=5),
+        "smooth": _smooth(k=5, tau=1.0),
+        "noised": _noised(k=5, epsilon=0.2, n_samples=10),
+    }.items():
+        for p in (0.0, 0.1, 0.2, 0.3, 0.4):
+            text = f"Table 4 (top-5) and table 7 (top-1), {name.replace('_', '-')}, label noise p = {p}."
+            _add(f"cifar100_table4_{name}_p{round(100 * p):02d}", text, partial(cifar100, loss, label_noise=p))
+
+
+def _register_cifar100_lt() -> None:
+    for k in (1, 3, 5):
+        for name, loss in {
+            "cross_entropy": _cross_entropy(k=k),
+            "smooth": _smooth(k=k, tau=1.0),
+            "noised": _noised(k=k, epsilon=1.0, n_samples=5),
+            "focal": _focal(k=k, gamma=0.5),
+            "ldam": _ldam(k=k, max_margin=0.2, scale=30),
+            "imbalanced": _imbalanced(k=k, epsilon=0.05, max_margin=0.2, scale=30),
+            "cosine_cross_entropy": _cosine_cross_entropy(k=k, scale=30),
+            "logit_adjusted": _logit_adjusted(k=k, tau=1.0),
+            "balanced_softmax": _balanced_softmax(k=k),
+        }.items():
+            text = f"CIFAR-100-LT, imbalance 100, {name.replace('_', '-')}, K = {k}."
+            _add(f"cifar100_lt_{name}_k{k}", text, partial(cifar100_lt, loss))
+
+
+def _register_plantnet() -> None:
+    for k in (1, 3, 5, 10):
+        table, where = ("table8", "Table 8 (micro)") if k == 10 else ("table5", "Table 5 (macro) and table 8 (micro)")
+        for name, loss in {
+            "cross_entropy": _cross_entropy(k=k),
+            "smooth": _smooth(k=k, tau=0.1),
+            "noised": _noised(k=k, epsilon=1.0, n_samples=5),
+            "focal": _focal(k=k, gamma=2.0),
+            "ldam": _ldam(k=k, max_margin=0.2, scale=40),
+            "imbalanced": _imbalanced(k=k, epsilon=0.01, max_margin=0.2, scale=60),
+        }.items():
+            _add(
+                f"plantnet_{table}_{name}_k{k}", f"{where}, {name.replace('_', '-')}, K = {k}.", partial(plantnet, loss)
+            )
+    text = "Ablation: table 5's cross-entropy, K = 5, with the cosine layer and scale that the margin losses have."
+    _add("plantnet_cosine_cross_entropy_k5", text, partial(plantnet, _cosine_cross_entropy(k=5, scale=40)))
+    for k in (1, 3, 5):
+        for name, what, loss in (
+            ("logit_adjusted", "logit adjustment (tau is to be tuned)", _logit_adjusted(k=k)),
+            ("balanced_softmax", "balanced softmax", _balanced_softmax(k=k)),
+        ):
+            _add(f"plantnet_{name}_k{k}", f"Beyond table 5: {what}, K = {k}.", partial(plantnet, loss))
+
+
+def _register_imagenet() -> None:
+    for k in (1, 3, 5):
+        for name, loss in {
+            "cross_entropy": _cross_entropy(k=k),
+            "smooth": _smooth(k=k, tau=0.1),
+            "focal": _focal(k=k, gamma=1.0),
+            "ldam": _ldam(k=k, max_margin=0.4, scale=30),
+            "imbalanced": _imbalanced(k=k, epsilon=0.1, max_margin=0.4, scale=50),
+        }.items():
+            text = f"Table 6, {name.replace('_', '-')}, K = {k}."
+            _add(f"imagenet_lt_table6_{name}_k{k}", text, partial(imagenet_lt, loss))
+    for k in (1, 5):
+        for name, loss, lr, weight_decay in (
+            ("cross_entropy", _cross_entropy(k=k), 0.1, 1e-4),
+            ("smooth", _smooth(k=k, tau=0.1), 1.0, 2.5e-5),
+            ("noised", _noised(k=k, epsilon=0.5, n_samples=10), 0.1, 1.5e-4),
+        ):
+            text = f"Table 9, {name.replace('_', '-')}, K = {k}."
+            _add(f"imagenet_table9_{name}_k{k}", text, partial(imagenet, loss, lr=lr, weight_decay=weight_decay))
+
+
+def _cosine_cross_entropy(k: int, scale: float) -> LossConfig:
+    """LDAM without margins: cross-entropy with the layer and the scale that the margin losses have."""
+    return _ldam(k=k, max_margin=0.0, scale=scale)
+
+
+_register_for_everybody()
+_register_cifar100()
+_register_cifar100_lt()
+_register_plantnet()
+_register_imagenet()

@@ -1,0 +1,268 @@
+"""From run folders to what is compared: runs on the same data, those that differ by the seed alone taken together."""
+
+import csv
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import safetensors
+import safetensors.torch
+import torch
+from torch import Tensor
+
+from shortlist.errors import ShortlistError
+from shortlist.program.config import DataConfig, RunConfig, essential
+from shortlist.program.report.names import short_labels
+from shortlist.program.report.summary import Summary, summarise
+from shortlist.program.runs.folder import METRIC, RunFolder
+from shortlist.program.runs.records import Classes, read_classes, read_result
+
+_SIDE_BY_SIDE = 4
+_SUGGESTIONS = 5
+
+
+@dataclass(frozen=True, eq=False)
+class Predictions:
+    """What a run suggests for each test image."""
+
+    labels: Tensor
+    """``(N,)``, -1 for an image that could not be read."""
+    suggestions: Tensor
+    """``(N, S)``, the best first."""
+    above: Tensor
+    """``(N,)`` how many classes are above the label."""
+
+
+@dataclass(frozen=True, eq=False)
+class ClassAccuracy:
+    """How a run does on each class."""
+
+    train_images: Tensor
+    """``(L,)``."""
+    by_k: dict[int, Tensor]
+    """For each K ``(L,)`` accuracies, NaN for a class without test images."""
+
+
+@dataclass(frozen=True, eq=False)
+class Run:
+    """One folder, read. What a run has not written, or somebody has deleted, is None or empty."""
+
+    folder: RunFolder
+    config: RunConfig
+    classes: Classes | None
+    test_digest: str | None
+    """Which image files it was tested on, where it has noted that."""
+    environment: dict[str, Any]
+    epochs: list[dict[str, Any]]
+    final: dict[str, Any] | None
+    """None: the run has not finished."""
+    predictions: Predictions | None
+    class_accuracy: ClassAccuracy | None
+
+
+@dataclass(frozen=True, eq=False)
+class Setup:
+    """Runs that share all settings but the seed."""
+
+    label: str
+    style: int
+    """Number that picks its colour, marker and dashes wherever it is shown."""
+    config: RunConfig
+    finished: list[Run] = field(default_factory=list)
+    unfinished: list[Run] = field(default_factory=list)
+    copies: list[Run] = field(default_factory=list)
+    """Left out: they have the seed of another run as well, so they tell nothing of chance."""
+
+    @property
+    def has_predictions(self) -> bool:
+        return any(run.predictions for run in self.finished)
+
+    def test_metric(self, name: str) -> Summary | None:
+        """Over its finished runs; None where the metric is undefined."""
+        return summarise([run.final["test"].get(name) for run in self.finished if run.final])
+
+
+@dataclass(frozen=True, eq=False)
+class Comparison:
+    """Set-ups on the same data."""
+
+    data: DataConfig
+    class_names: tuple[str, ...]
+    train_images: tuple[int, ...]
+    setups: list[Setup]
+
+    @property
+    def finished(self) -> list[Setup]:
+        """Set-ups that have results."""
+        return [setup for setup in self.setups if setup.finished]
+
+    @property
+    def runs(self) -> list[Run]:
+        """Finished runs, in the order of their set-ups."""
+        return [run for setup in self.setups for run in setup.finished]
+
+    @property
+    def ks(self) -> list[int]:
+        """Every K at which all finished runs were measured."""
+        measured = [_ks_of(run.final["test"]) for run in self.runs if run.final]
+        return sorted(set.intersection(*measured)) if measured else []
+
+    @property
+    def main_k(self) -> int | None:
+        """The K to look at first: the one that all losses were meant for, or else the largest in common."""
+        meant = {setup.config.loss.k for setup in self.finished}
+        if len(meant) == 1 and meant <= set(self.ks):
+            return meant.pop()
+        return self.ks[-1] if self.ks else None
+
+    @property
+    def suggestions_shown(self) -> int:
+        """How many suggestions of an image a reader gets to see."""
+        return self.main_k or _SUGGESTIONS
+
+    @property
+    def leading(self) -> list[Setup]:
+        """As many set-ups as can be read side by side: those with the highest macro accuracy, in their own order."""
+        chosen = {setup.style for setup in self.ranking[:_SIDE_BY_SIDE]}
+        return [setup for setup in self.finished if setup.style in chosen]
+
+    @property
+    def ranking(self) -> list[Setup]:
+        """Finished set-ups, the one with the highest macro accuracy at the main K first."""
+        return sorted(self.finished, key=self._macro, reverse=True)
+
+    def _macro(self, setup: Setup) -> float:
+        summary = setup.test_metric(f"macro_top{self.main_k}")
+        return summary.mean if summary else 0.0
+
+    def class_name(self, label: int) -> str:
+        name = self.class_names[label] if label < len(self.class_names) else ""  # somebody may have deleted the names
+        return name.strip() or f"class {label}"
+
+
+def gather(runs: list[RunFolder]) -> list[Comparison]:
+    """The runs, sorted into comparisons; data sets, set-ups and runs keep the order in which they are given."""
+    if not runs:
+        raise ShortlistError("there is no run to report on")
+    on_same_data: list[list[Run]] = []
+    # A run killed very early has not written its classes: it joins the others on the data of its configuration.
+    for run in sorted((_read(folder) for folder in runs), key=lambda run: run.classes is None):
+        for members in on_same_data:
+            if all(_same_data(run, member) for member in members):
+                members.append(run)
+                break
+        else:
+            on_same_data.append([run])
+    return [_compare(members) for members in on_same_data]
+
+
+def _compare(runs: list[Run]) -> Comparison:
+    by_key: dict[str, list[Run]] = {}
+    for run in runs:
+        by_key.setdefault(essential(run.config).key(), []).append(run)
+    labels = short_labels([essential(members[0].config) for members in by_key.values()])
+    setups = [
+        _setup(label, style, members)
+        for style, (label, members) in enumerate(zip(labels, by_key.values(), strict=True))
+    ]
+    classes = runs[0].classes or Classes((), ())
+    return Comparison(runs[0].config.data, classes.names, classes.train_images, setups)
+
+
+def _setup(label: str, style: int, members: list[Run]) -> Setup:
+    """One run counts for each seed: the first, or the first that has finished where one has."""
+    by_seed: dict[int, Run] = {}
+    for run in sorted(members, key=lambda run: (run.config.seed, run.final is None)):
+        by_seed.setdefault(run.config.seed, run)
+    kept = list(by_seed.values())
+    return Setup(
+        label,
+        style,
+        members[0].config,
+        finished=[run for run in kept if run.final is not None],
+        unfinished=[run for run in kept if run.final is None],
+        copies=[run for run in members if run not in kept],
+    )
+
+
+def _same_data(run: Run, other: Run) -> bool:
+    """Whether they may be on the same data, as far as both have noted it, however and from wherever they read it."""
+    noted = ((run.classes, other.classes), (run.test_digest, other.test_digest))
+    return _kind_of_data(run) == _kind_of_data(other) and all(a == b or None in (a, b) for a, b in noted)
+
+
+def _kind_of_data(run: Run) -> DataConfig:
+    usual = DataConfig()
+    return replace(
+        run.config.data,
+        root=usual.root,
+        augment=usual.augment,
+        image_size=usual.image_size,
+        on_bad_image=usual.on_bad_image,
+        workers=usual.workers,
+    )
+
+
+def _ks_of(metrics: dict[str, Any]) -> set[int]:
+    names = (name for name in metrics if name.startswith("micro_top") and METRIC.fullmatch(name))
+    return {int(name.removeprefix("micro_top")) for name in names}
+
+
+def _read(folder: RunFolder) -> Run:
+    finished = folder.finished
+    return Run(
+        folder=folder,
+        config=folder.config,
+        classes=read_classes(folder) if folder.has("classes.json") else None,
+        test_digest=_notes(lambda: folder.read_record("facts.json")).get("test_digest"),
+        environment=_notes(folder.read_environment),
+        epochs=folder.metrics(),
+        final=read_result(folder) if finished else None,
+        predictions=_predictions(folder.path / "test_predictions.safetensors") if finished else None,
+        class_accuracy=_class_accuracy(folder.path / "test_per_class.csv") if finished else None,
+    )
+
+
+def _notes(read: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """What a run notes about itself. If that is missing or damaged, its results can still be shown."""
+    try:
+        return read()
+    except ShortlistError:
+        return {}
+
+
+def _predictions(path: Path) -> Predictions | None:
+    if not path.is_file():
+        return None
+    try:
+        tensors = safetensors.torch.load_file(path)
+        labels, suggestions = tensors["labels"], tensors["suggestions"]
+        if labels.ndim != 1 or suggestions.ndim != 2 or len(suggestions) != len(labels) or 0 in suggestions.shape:
+            raise ValueError(f"labels of {tuple(labels.shape)}, suggestions of {tuple(suggestions.shape)}")
+        if labels.dtype.is_floating_point or suggestions.dtype.is_floating_point:
+            raise ValueError("labels and suggestions must be whole numbers")
+        if suggestions.min() < 0 or tensors.get("above", labels).shape != labels.shape:
+            raise ValueError("suggestions must be classes, one row for each label")
+        before_label = ((suggestions == labels.unsqueeze(1)).cumsum(1) == 0).sum(1)
+        # Early versions did not keep how many are above the label; it is how many stand before it unless some tie.
+        return Predictions(labels, suggestions, tensors.get("above", before_label))
+    except (safetensors.SafetensorError, KeyError, RuntimeError, ValueError) as wrong:
+        raise ShortlistError(f"{path} is damaged: {wrong}") from None
+
+
+def _class_accuracy(path: Path) -> ClassAccuracy | None:
+    if not path.is_file():
+        return None
+    try:
+        with path.open(newline="", encoding="utf-8") as file:
+            lines = list(csv.DictReader(file))
+        ks = [int(name.removeprefix("top")) for name in lines[0] if name.startswith("top")]
+        return ClassAccuracy(
+            torch.tensor([int(line["train_images"]) for line in lines]),
+            {k: torch.tensor([float(line[f"top{k}"] or "nan") for line in lines], dtype=torch.float64) for k in ks},
+        )
+    except UnicodeDecodeError:
+        raise ShortlistError(f"{path} is damaged: it is not text in UTF-8") from None
+    except (KeyError, IndexError, ValueError, TypeError, csv.Error) as wrong:
+        raise ShortlistError(f"{path} is damaged: {wrong!r}") from None

@@ -1,0 +1,146 @@
+"""The table of results: a row for each set-up, the best of each column in bold."""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+from shortlist.class_sizes import FEW_BELOW, MANY_ABOVE
+from shortlist.program.report.charts import key
+from shortlist.program.report.formats import ABSENT, percent, seconds
+from shortlist.program.report.gather import Comparison, Setup
+from shortlist.program.report.markup import Html, element
+from shortlist.program.report.names import loss_settings, settings, shown, varied_settings
+from shortlist.program.report.summary import Summary, summarise
+from shortlist.program.report.tables import scrolling
+from shortlist.program.wording import counted
+
+SIZES = {
+    "few": f"under {FEW_BELOW}",
+    "medium": f"{FEW_BELOW} to {MANY_ABOVE}",
+    "many": f"over {MANY_ABOVE}",
+}
+"""The three groups of classes, by their training images."""
+_EQUALS = "\N{NO-BREAK SPACE}=\N{NO-BREAK SPACE}"
+
+
+@dataclass(frozen=True)
+class _Column:
+    group: str
+    title: str
+    of: Callable[[Setup], Summary | None]
+    text: Callable[[float], str] = percent
+    best: Callable[[Iterable[float]], float] | None = max
+
+
+def results_table(comparison: Comparison) -> Html:
+    """Accuracy at each K in common, by class size at the main one, and what training took."""
+    columns = [
+        _metric(f"{average} accuracy", f"top-{k}", f"{average}_top{k}")
+        for average in ("micro", "macro")
+        for k in comparison.ks
+    ]
+    if comparison.main_k is not None:
+        columns += _by_size(comparison.main_k)
+    columns += [
+        _Column("training", "seconds", _train_seconds, seconds, min),
+        _Column("training", "best epoch", _best_epoch, "{:.0f}".format, None),
+    ]
+    return _table("Results", comparison, columns)
+
+
+def sizes_table(comparison: Comparison) -> Html:
+    """Accuracy by class size at every K in common."""
+    return _table("Results by class size", comparison, [column for k in comparison.ks for column in _by_size(k)])
+
+
+def _table(label: str, comparison: Comparison, columns: Sequence[_Column]) -> Html:
+    # A column without a value says nothing: there may be no class of that size.
+    columns = [column for column in columns if any(column.of(setup) for setup in comparison.finished)]
+    best = [_best_text(column, comparison.finished) for column in columns]
+    varied = varied_settings([setup.config for setup in comparison.setups])
+    rows = []
+    for setup in comparison.setups:
+        if setup.finished:
+            cells = [_cell(column, setup, bold) for column, bold in zip(columns, best, strict=True)]
+        else:
+            cells = [element("td", _progress(setup), colspan=max(1, len(columns)), class_="unfinished")]
+        rows.append(element("tr", _row_heading(setup, varied), *cells))
+    return scrolling(label, element("table", _head(columns), element("tbody", *rows), class_="results"))
+
+
+def _head(columns: Sequence[_Column]) -> Html:
+    groups = [(name, len(list(members))) for name, members in groupby(columns, lambda column: column.group)]
+    return element(
+        "thead",
+        element(
+            "tr",
+            element("th", "loss", rowspan=2, scope="col"),
+            *(element("th", name, colspan=count, scope="colgroup") for name, count in groups),
+        ),
+        element("tr", *(element("th", column.title, *_size_note(column.title), scope="col") for column in columns)),
+    )
+
+
+def _size_note(title: str) -> list[Html]:
+    return [element("small", SIZES[title])] if title in SIZES else []
+
+
+def _row_heading(setup: Setup, varied: Sequence[str]) -> Html:
+    values = settings(setup.config)
+    others = [f"{name} = {shown(values[name])}" for name in varied if name != "recipe" and not name.startswith("loss.")]
+    notes = [loss_settings(setup.config.loss), ", ".join(others), _seeds(setup)]
+    return element(
+        "th",
+        key(setup.label, setup.style),
+        *(element("small", note.replace(" = ", _EQUALS)) for note in notes if note and note not in setup.label),
+        scope="row",
+    )
+
+
+def _seeds(setup: Setup) -> str:
+    if not setup.finished:
+        return ""
+    unfinished = f", {len(setup.unfinished)} more unfinished" if setup.unfinished else ""
+    return counted(len(setup.finished), "seed") + unfinished
+
+
+def _progress(setup: Setup) -> str:
+    done = ", ".join(str(len(run.epochs)) for run in setup.unfinished)
+    return f"unfinished: {done} of {counted(setup.config.train.epochs, 'epoch')} done"
+
+
+def _cell(column: _Column, setup: Setup, best: str | None) -> Html:
+    summary = column.of(setup)
+    if summary is None:
+        return element("td", ABSENT)
+    text = column.text(summary.mean)
+    mean = element("data", text, value=repr(summary.mean))
+    if summary.count > 1:
+        deviation = element("data", column.text(summary.deviation), value=repr(summary.deviation))
+        spread = [element("small", "± ", deviation)]
+    else:
+        spread = []
+    return element("td", element("strong", mean) if text == best else mean, *spread)
+
+
+def _best_text(column: _Column, setups: Sequence[Setup]) -> str | None:
+    """As written, so that what looks the same is bold alike; None where there is nothing to compare."""
+    means = [summary.mean for summary in map(column.of, setups) if summary]
+    return column.text(column.best(means)) if column.best and len(means) > 1 else None
+
+
+def _metric(group: str, title: str, name: str) -> _Column:
+    return _Column(group, title, lambda setup: setup.test_metric(name))
+
+
+def _by_size(k: int) -> list[_Column]:
+    return [_metric(f"macro top-{k} by training images", size, f"{size}_top{k}") for size in SIZES]
+
+
+def _train_seconds(setup: Setup) -> Summary | None:
+    return summarise([run.final["train_seconds"] for run in setup.finished if run.final])
+
+
+def _best_epoch(setup: Setup) -> Summary | None:
+    """Counted from one, as people do."""
+    return summarise([run.final["best_epoch"] + 1 for run in setup.finished if run.final])

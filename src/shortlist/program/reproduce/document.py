@@ -1,0 +1,134 @@
+"""docs/reproduction.md from results/*.csv alone: what a person wrote in it stays, what was measured is made anew."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+from shortlist.class_sizes import FEW_BELOW, MANY_ABOVE
+from shortlist.errors import ShortlistError
+from shortlist.program import recipes
+from shortlist.program.config import RunConfig
+from shortlist.program.marked_pages import MarkedPage
+from shortlist.program.report.names import loss_settings, shown
+from shortlist.program.reproduce.experiment import Experiment
+from shortlist.program.reproduce.figures import FIGURES, from_results
+from shortlist.program.reproduce.registry import COLUMN_NAMES, EXPERIMENTS
+from shortlist.program.reproduce.results import Result, read_results, results_file
+from shortlist.program.reproduce.tables import latest_setups, markdown_table
+from shortlist.program.wording import counted
+
+_NAME = "reproduction"
+_CLASS_SIZES = (
+    f"In parentheses: classes with few (below {FEW_BELOW}), a medium number of, and many (above {MANY_ABOVE}) "
+    "training images."
+)
+
+
+def figures_folder(docs: Path) -> Path:
+    """Where the document looks for figures."""
+    return docs / _NAME
+
+
+def write_reproduction(results: Path, docs: Path) -> Path:
+    """Rewrite the tables of ``docs/reproduction.md``, and draw those results that the paper draws.
+
+    Args:
+        results: Folder of the CSV files; an experiment without one gets a table with empty cells.
+        docs: The folder of the document, which must hold the two marks.
+
+    Returns:
+        The document.
+    """
+    if not any(results_file(results, experiment, "paper").is_file() for experiment in EXPERIMENTS.values()):
+        raise ShortlistError(f"there are no results in {results}")
+    page = MarkedPage(docs / f"{_NAME}.md", "shortlist reproduce --document")
+    page.rewrite("\n\n".join([*_tables(results, docs), *_figures(docs)]))
+    return page.path
+
+
+def _tables(results: Path, docs: Path) -> Iterator[str]:
+    for experiment in EXPERIMENTS.values():
+        path = results_file(results, experiment, "paper")
+        found = latest_setups(read_results(path)) if path.is_file() else []
+        origin = f"`{experiment.source}` of the paper." if experiment.source else "Not in the paper."
+        yield f"## {experiment.title}"
+        yield f"{origin} `shortlist reproduce {experiment.name}`"
+        yield markdown_table(experiment, found)
+        if from_results.draw(experiment.name, found, figures_folder(docs)):
+            yield _picture(experiment.name)
+        yield "\n".join(f"- {note}" for note in _notes(experiment, found))
+
+
+def _notes(experiment: Experiment, results: Sequence[Result]) -> Iterator[str]:
+    """What differs from the paper's protocol, and what the numbers are."""
+    if experiment.remarks:
+        yield experiment.remarks
+    if "test_few" in experiment.metrics:
+        yield _CLASS_SIZES
+    yield _protocol(experiment)
+    if len(experiment.columns) > 1:
+        others = "; the others differ in what their rows name" if len(experiment.rows) > 1 else ""
+        yield f"Recipes of the first row that has them{others}: {'; '.join(_losses(experiment))}."
+    if results:
+        machines = ", ".join(dict.fromkeys(each.gpu for each in results))
+        days = sorted(each.date[:10] for each in results)
+        period = " to ".join(dict.fromkeys((days[0], days[-1])))
+        commits = ", ".join(dict.fromkeys(commit for each in results for commit in each.commit.split()))
+        yield f"Run {period} on {machines}{commits and f', commit {commits}'}."
+    else:
+        yield "Nobody has run it yet."
+
+
+def _protocol(experiment: Experiment) -> str:
+    configs = [experiment.config(cell, "paper", Path()) for cell in experiment.cells]
+    first = configs[0]
+    sentences = [
+        f"{first.model.name} in bfloat16 with the loss in float32, batches of {first.train.batch_size}, "
+        f"learning rate {_all(config.optim.lr for config in configs)}, "
+        f"weight decay {_all(config.optim.weight_decay for config in configs)}."
+    ]
+    short, full = _length(first, experiment.short_epochs), _length(first, first.train.epochs)
+    if short == full:
+        sentences.append(f"At either scale {full}.")
+    else:
+        sentences.append(f"At `--scale short` {short}. At `--scale paper` {full}.")
+    if experiment.metrics[0].startswith(("val_", "test_")):
+        chosen = "macro top-K" if first.train.select == "auto" else _all(config.select_metric for config in configs)
+        sentences.append(f"Reported is the epoch with the best {chosen} on the validation images.")
+    return " ".join(sentences)
+
+
+def _length(recipe: RunConfig, epochs: int) -> str:
+    """Epochs, and what becomes of the learning rate in them."""
+    optim = recipe.optim
+    changes = [f"rising until {shown(optim.warmup_epochs)}"] if optim.warmup_epochs else []
+    if drops := recipes.scaled_milestones(recipe, epochs):
+        changes.append(f"falling to {shown(optim.decay)} of itself at {', '.join(map(str, drops))}")
+    return counted(epochs, "epoch") + (f", the learning rate {' and '.join(changes)}" if changes else "")
+
+
+def _all(values: Iterable[object]) -> str:
+    """Different values, in the order in which they come."""
+    return " or ".join(dict.fromkeys(shown(value) for value in values))
+
+
+def _losses(experiment: Experiment) -> Iterator[str]:
+    """Recipe and settings of each column, in the first row that has it."""
+    for column in experiment.columns:
+        cell = next(cell for cell in experiment.cells if cell.column == column)
+        settings = [loss_settings(experiment.config(cell, "paper", Path()).loss)]
+        settings += [f"{name} = {shown(value)}" for name, value in cell.changes.items() if not name.startswith("loss.")]
+        described = ", ".join(filter(None, settings))
+        yield f"{COLUMN_NAMES.get(column, column)}: `{cell.recipe}`" + (f" ({described})" if described else "")
+
+
+def _figures(docs: Path) -> Iterator[str]:
+    drawn = [name for name in FIGURES if (figures_folder(docs) / f"{name}.png").is_file()]
+    if drawn:
+        yield "## Figures without training"
+    for name in drawn:
+        yield f"`shortlist reproduce {name} --scale paper`"
+        yield _picture(name)
+
+
+def _picture(name: str) -> str:
+    return f"![{name.replace('-', ' ')}]({_NAME}/{name}.png)"

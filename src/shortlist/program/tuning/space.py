@@ -1,0 +1,165 @@
+"""What a search tries for the settings of a loss: the paper's grids, ranges to sample from, or what was asked for."""
+
+import dataclasses
+import itertools
+import math
+import operator
+import typing
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from shortlist.errors import ShortlistError
+from shortlist.program import recipes
+from shortlist.program.config import SETTINGS_OF, LossName, RunConfig, changed
+
+Grid = Literal["auto", "paper", "given", "none"]
+Settings = Mapping[str, float]
+"""Values by their names on the command line, such as ``loss.max_margin``."""
+
+
+@dataclass(frozen=True)
+class Range:
+    """Numbers to sample from, evenly or evenly in their logarithm."""
+
+    low: float
+    high: float
+    log: bool = False
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.high) and self.low < self.high and (self.low > 0 or not self.log)):
+            raise ShortlistError(f"a range to sample from must go up from low to high, got {self.low} to {self.high}")
+
+    @property
+    def examples(self) -> tuple[float, float, float]:
+        """The ends, and one number between them."""
+        return self.low, math.sqrt(self.low * self.high) if self.log else (self.low + self.high) / 2, self.high
+
+
+Axis = tuple[float, ...] | Range
+"""What is tried for one setting: each of some values, or samples from a range."""
+
+_MARGINS = (0.2, 0.3, 0.4, 0.5)
+PAPER_GRIDS: dict[LossName, dict[str, tuple[float, ...]]] = {
+    "focal": {"loss.gamma": (0.5, 1.0, 2.0, 5.0)},
+    "smooth_topk_hinge": {"loss.tau": (0.1, 1.0)},
+    "ldam": {"loss.max_margin": _MARGINS},
+    "imbalanced_noised_topk_hinge": {"loss.max_margin": _MARGINS, "loss.epsilon": (0.01, 0.05, 0.1)},
+}
+"""The paper's last appendix, "Imbalanced case". It names no grid for the scale, only the values that were found."""
+
+RANGES: dict[LossName, dict[str, Range]] = {
+    "focal": {"loss.gamma": Range(0.0, 5.0)},
+    "smooth_topk_hinge": {"loss.tau": Range(0.01, 10.0, log=True)},
+    "ldam": {"loss.max_margin": Range(0.0, 0.8), "loss.scale": Range(10.0, 100.0, log=True)},
+    "logit_adjusted": {"loss.tau": Range(0.0, 3.0)},
+    "noised_topk_hinge": {"loss.epsilon": Range(0.01, 10.0, log=True)},
+    "imbalanced_noised_topk_hinge": {
+        "loss.max_margin": Range(0.0, 0.8),
+        "loss.epsilon": Range(0.001, 1.0, log=True),
+        "loss.scale": Range(10.0, 100.0, log=True),
+    },
+}
+"""Where to sample the settings of a loss; they contain the paper's grids. Margins and noise live on cosines."""
+
+
+def search_axes(
+    config: RunConfig, grid: Grid = "auto", search: Sequence[str] = (), fixed: Collection[str] = ()
+) -> dict[str, Axis]:
+    """What to try for each setting: all values (a grid), or all ranges (to sample from).
+
+    ``auto`` is the paper's grid for the loss; without one, the values of ``search``; without these, ranges of the loss.
+    A setting that is among the ``fixed``, or not as in the configuration's recipe, was set by somebody, and stays as it
+    is unless ``search`` names it.
+
+    Example:
+        >>> from shortlist import recipes
+        >>> search_axes(recipes.build("plantnet_table5_ldam_k5"), search=["loss.scale=30,50"])
+        {'loss.max_margin': (0.2, 0.3, 0.4, 0.5), 'loss.scale': (30.0, 50.0)}
+        >>> search_axes(recipes.build("plantnet_table5_noised_k5"))
+        {'loss.epsilon': Range(low=0.01, high=10.0, log=True)}
+    """
+    loss = config.loss.name
+    if grid == "paper" and loss not in PAPER_GRIDS:
+        raise ShortlistError(f"the paper has no grid for {loss}, only for {', '.join(PAPER_GRIDS)}")
+    if grid == "given" and not search:
+        raise ShortlistError("--grid given needs --search, e.g. --search loss.scale=30,50")
+    given = _parsed(config, search)
+    if grid == "auto":
+        grid = "paper" if loss in PAPER_GRIDS else "given" if given else "none"
+    sampled = grid == "none"
+    usual: Mapping[str, Axis] = {} if grid == "given" else RANGES.get(loss, {}) if sampled else PAPER_GRIDS[loss]
+    kept = [name for name in usual if name not in given and (name in fixed or _is_set_by_user(config, name))]
+    asked = {name: _spanned(values) if sampled else values for name, values in given.items()}
+    axes = {name: axis for name, axis in usual.items() if name not in kept} | asked
+    if kept and not axes:
+        first, *_, last = _examples(usual[kept[0]])
+        raise ShortlistError(
+            f"{' and '.join(kept)} must stay as set, which leaves nothing of {loss} to search; list values to try, "
+            f"e.g. --search {kept[0]}={first:g},{last:g}"
+        )
+    if not axes:
+        raise ShortlistError(f"{loss} has no settings to search; name some, e.g. --search optim.lr=0.05,0.2")
+    for point in grid_points({name: _examples(axis) for name, axis in axes.items()}):
+        changed(config, point)  # a bad value is named before any work
+    return axes
+
+
+def grid_points(axes: Mapping[str, Axis]) -> list[Settings]:
+    """Every combination of the values, the last setting changing fastest; none where a setting is sampled.
+
+    Example:
+        >>> grid_points({"loss.tau": (0.1, 1.0), "optim.lr": (0.2, 0.4)})[1]
+        {'loss.tau': 0.1, 'optim.lr': 0.4}
+    """
+    values = [axis for axis in axes.values() if not isinstance(axis, Range)]
+    if len(values) < len(axes):
+        return []
+    return [dict(zip(axes, point, strict=True)) for point in itertools.product(*values)]
+
+
+def _is_set_by_user(config: RunConfig, setting: str) -> bool:
+    """Whether the value is not the recipe's; without a recipe nobody can tell."""
+    if config.recipe not in recipes.RECIPES:
+        return False
+    value = operator.attrgetter(setting)
+    return bool(value(config) != value(recipes.build(config.recipe)))
+
+
+def _examples(axis: Axis) -> tuple[float, ...]:
+    return axis.examples if isinstance(axis, Range) else axis
+
+
+def _parsed(config: RunConfig, search: Sequence[str]) -> dict[str, tuple[float, ...]]:
+    """``loss.scale=30,50`` as values by name; what is no such setting, or no number, is named."""
+    given: dict[str, tuple[float, ...]] = {}
+    for text in search:
+        setting, equals, listed = text.partition("=")
+        section, _, name = setting.replace("-", "_").partition(".")
+        part = getattr(config, section, None)
+        kinds = typing.get_type_hints(type(part)) if dataclasses.is_dataclass(part) else {}
+        if equals and name in kinds and kinds[name] is not float:
+            raise ShortlistError(
+                f"search must name a setting that takes any number, as optim.lr does, and {section}.{name} does not"
+            )
+        if not equals or name not in kinds:
+            raise ShortlistError(f"search must name a number among the settings, as loss.scale=30,50, got {text!r}")
+        if f"{section}.{name}" in given:
+            raise ShortlistError(f"search names {section}.{name} twice: list all its values at once")
+        try:
+            values = tuple(dict.fromkeys(float(value) for value in listed.split(",")))
+        except ValueError:
+            raise ShortlistError(f"search must list numbers, as loss.scale=30,50, got {text!r}") from None
+        if section == "loss" and name not in (used := SETTINGS_OF[config.loss.name]):
+            theirs = " and ".join(f"loss.{each}" for each in used) or "none"
+            raise ShortlistError(
+                f"search must name settings that {config.loss.name} uses, {theirs}: loss.{name} would change nothing"
+            )
+        given[f"{section}.{name}"] = values
+    return given
+
+
+def _spanned(values: tuple[float, ...]) -> Axis:
+    """One value stays; several are the ends of a range, whose numbers differ by factors where they can."""
+    low, high = min(values), max(values)
+    return Range(low, high, log=low > 0) if low < high else values
