@@ -26,8 +26,8 @@ torture: $(VENV)/installed
 # Uses the python at hand: a GPU machine has its own build of torch.
 test-gpu:
 	PYTHONPATH=src $(PYTHON) -m pytest -q -m gpu tests
-	PYTHONPATH=src $(PYTHON) -m pytest -q tests/test_kernel_noised.py tests/test_kernel_smooth_hinge.py \
-		tests/test_kernel_dense_block.py
+	PYTHONPATH=src $(PYTHON) -m pytest -q tests/kernels/test_noised_hinge.py tests/kernels/test_smooth_hinge.py \
+		tests/program/models/test_densenet_kernels.py
 
 # Four losses on the built-in data: a table, and a page at demo/report.html.
 demo: $(VENV)/installed

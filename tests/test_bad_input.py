@@ -14,7 +14,7 @@ from torch import Tensor
 
 import shortlist as sl
 from shortlist import functional as F
-from tests.cases import LOSSES, LossCase, every_loss, noise_for
+from tests.support.loss_cases import LOSSES, LossCase, every_loss, noise_for
 
 N, L = 3, 4
 SCORES = torch.tensor([[0.3, -1.2, 0.8, 0.1], [1.5, 0.2, -0.4, 0.9], [-0.7, 0.6, 1.1, -0.2]])

@@ -13,9 +13,9 @@ from torch import Tensor
 
 import shortlist as sl
 from shortlist import functional as F
-from tests import obvious
-from tests.cases import LOSSES, K, LossCase, every_differentiable_loss, every_loss, noise_for
-from tests.drawing import normal, value_and_grad
+from tests.support import literal_formulas as obvious
+from tests.support.drawing import normal, value_and_grad
+from tests.support.loss_cases import LOSSES, K, LossCase, every_differentiable_loss, every_loss, noise_for
 
 # Scores on a coarse grid make ties, at the K-th score and elsewhere, an everyday event.
 grid_scores = st.integers(min_value=3, max_value=9).flatmap(

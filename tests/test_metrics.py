@@ -20,7 +20,7 @@ from torchmetrics import MetricCollection
 
 import shortlist as sl
 from shortlist import functional as F
-from tests.drawing import normal
+from tests.support.drawing import normal
 
 L = 5
 KS = (1, 2, 4)

@@ -12,8 +12,8 @@ from torch.nn.functional import cross_entropy
 
 import shortlist as sl
 from shortlist import functional as F
-from tests.cases import LOSSES, K, LossCase, every_differentiable_loss, every_loss, noise_for
-from tests.drawing import normal, value_and_grad
+from tests.support.drawing import normal, value_and_grad
+from tests.support.loss_cases import LOSSES, K, LossCase, every_differentiable_loss, every_loss, noise_for
 
 L = 6
 BY_NAME = {case.name: case for case in LOSSES}

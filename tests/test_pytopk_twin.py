@@ -8,7 +8,7 @@ from pytopk.noised_topk import _noised_topk
 from torch import Tensor
 
 import shortlist as sl
-from tests.cases import class_counts
+from tests.support.loss_cases import class_counts
 
 SHAPES = [(2, 3, 1), (3, 7, 5), (16, 100, 5), (2, 129, 3)]
 

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from shortlist import functional as F
-from tests import obvious
+from tests.support import literal_formulas as obvious
 
 
 def draw_scores(n: int, num_classes: int, spread: float) -> Tensor:

@@ -14,7 +14,7 @@ from torch.testing import assert_close
 
 from shortlist import exact_topk, topk_value
 from shortlist import functional as F
-from tests.drawing import normal, value_and_grad
+from tests.support.drawing import normal, value_and_grad
 
 # Classes, K, epsilon; the scores are standard normal, so epsilon goes from little noise to nearly nothing else.
 CASES = [(2, 1, 1.0), (3, 2, 0.3), (6, 1, 0.5), (6, 3, 2.0), (12, 5, 0.5)]

@@ -19,8 +19,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 import shortlist as sl
 from shortlist import functional as F
-from tests.cases import LOSSES, LossCase, every_differentiable_loss, every_loss, noise_for
-from tests.drawing import normal, value_and_grad
+from tests.support.drawing import normal, value_and_grad
+from tests.support.loss_cases import LOSSES, LossCase, every_differentiable_loss, every_loss, noise_for
 
 N, L = 5, 7
 TARGET = torch.tensor([0, 6, 3, 3, 1])

@@ -17,7 +17,7 @@ from shortlist.program.cli import main as cli
 from shortlist.program.reproduce.results import Result, read_results, write_results
 from shortlist.program.runs.folder import file_digest
 from shortlist.program.text import printable, spreadsheet_cell
-from tests.data.pictures import put_classes
+from tests.support.pictures import put_classes
 
 CLASSES = ("\x1b]0;owned\x07elm", "owl\nforged line", '=HYPERLINK("x")', "-2+3", "\u202eyew", "@ash", "\toak")
 CONTROLS = re.compile("[\x00-\x09\x0b-\x1f\x7f-\x9f\u2028-\u202e]")

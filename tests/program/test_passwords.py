@@ -12,7 +12,7 @@ from shortlist.program.config import TrainConfig
 from shortlist.program.runs.folder import RunFolder
 from shortlist.program.text import hide_passwords, hide_passwords_of_word
 from shortlist.program.training.loop import train
-from tests.small_runs import small_config, write_embeddings
+from tests.support.small_runs import small_config, write_embeddings
 
 PASSWORD = "hunter2"
 URLS = (

@@ -20,7 +20,7 @@ from shortlist.program.runs.folder import RunFolder
 from shortlist.program.training.evaluate import evaluate_run
 from shortlist.program.training.loop import Trainer, train
 from shortlist.program.training.predict import Predictor
-from tests.data.pictures import put_classes
+from tests.support.pictures import put_classes
 
 FILES = ("config.json", "environment.json", "classes.json", "preprocess.json", "facts.json", "final.json")
 _WRONG_VALUES: tuple[Any, ...] = (None, [], {}, -1, 10**400, "x", True, [None], {"x": None})

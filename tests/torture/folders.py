@@ -18,9 +18,9 @@ import safetensors.torch
 import torch
 
 from shortlist.program.config import DataConfig, LossConfig, ModelConfig, RunConfig, TrainConfig
-from tests.data.pictures import put_classes, put_image
-from tests.small_runs import config_arguments, outcome
 from tests.support.forked import Ended, run_command
+from tests.support.pictures import put_classes, put_image
+from tests.support.small_runs import config_arguments, outcome
 from tests.torture.cases import Outcome, Part
 from tests.torture.kills import Death, train_forked
 

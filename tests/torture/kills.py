@@ -11,9 +11,9 @@ from typing import Any
 from shortlist.program.atomic_files import WRITING
 from shortlist.program.config import RunConfig, TrainConfig
 from shortlist.program.runs.folder import RunFolder, file_digest
-from tests.small_runs import outcome, small_config, write_embeddings
 from tests.support.file_operations import watched
 from tests.support.forked import Ended, run_command, run_forked
+from tests.support.small_runs import outcome, small_config, write_embeddings
 from tests.torture.cases import Outcome, Part
 
 _SECONDS = 120.0

@@ -15,7 +15,7 @@ from shortlist.program.data.in_memory import TensorSplit
 from shortlist.program.runs.folder import RunFolder
 from shortlist.program.training.evaluate import evaluate, evaluate_run
 from shortlist.program.training.loop import train
-from tests.small_runs import small_config, write_embeddings
+from tests.support.small_runs import small_config, write_embeddings
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ from shortlist.program.data.loading import load_problem
 from shortlist.program.runs.folder import RunFolder
 from shortlist.program.training.evaluate import evaluate_run
 from shortlist.program.training.loop import Trainer, make_fabric, run_to_the_end, train
-from tests.small_runs import small_config, write_embeddings
+from tests.support.small_runs import small_config, write_embeddings
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ from shortlist.program.data.image_io import file_preprocess
 from shortlist.program.models.build import build_model
 from shortlist.program.runs.folder import RunFolder, as_safetensors
 from shortlist.program.training.predict import Predictor, image_files
-from tests.data.pictures import colour_of, put_image
+from tests.support.pictures import colour_of, put_image
 
 CLASSES = ["ash", "elm", "fir", "oak"]
 

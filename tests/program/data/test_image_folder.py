@@ -1,0 +1,160 @@
+"""Image files read by worker processes."""
+
+import multiprocessing
+import os
+import pickle
+import signal
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+from torch import Tensor
+
+from shortlist.errors import ShortlistError
+from shortlist.program.config import DataConfig
+from shortlist.program.data.image_folder import FileSplit, _Reader
+from shortlist.program.data.image_io import Transform, file_preprocess, random_resized_crop_and_flip
+from tests.support.pictures import colour_of, put_image
+
+CPU = torch.device("cpu")
+PREPROCESS = file_preprocess(16)
+COUNT = 12
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    for number in range(COUNT):
+        put_image(tmp_path / f"{number}.png", colour_of(number), size=(30 + number, 24))
+    return tmp_path
+
+
+def split_of(folder: Path, *, workers: int = 0, on_bad_image: str = "fail", augmented: bool = True) -> FileSplit:
+    config = DataConfig(name="folder", workers=workers, on_bad_image=on_bad_image)  # type: ignore[arg-type]
+    transform: Transform | None = random_resized_crop_and_flip(PREPROCESS) if augmented else None
+    files = [f"{number}.png" for number in range(COUNT)]
+    return FileSplit(folder, files, torch.arange(COUNT) % 5, PREPROCESS, config, transform)
+
+
+def plan_of(*sizes: int) -> list[Tensor]:
+    return list(torch.split(torch.arange(sum(sizes)), list(sizes)))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_batches_follow_the_plan_whatever_the_workers(folder: Path, workers: int) -> None:
+    split = split_of(folder, workers=workers)
+    plan = [torch.tensor([5, 0, 11]), torch.tensor([3]), torch.tensor([7, 2])]
+    batches = list(split.batches(plan, CPU))
+    assert len(batches) == 3
+    for (inputs, labels, indices), wanted in zip(batches, plan, strict=True):
+        assert torch.equal(indices, wanted)
+        assert torch.equal(labels, wanted % 5)
+        assert inputs.shape == (len(wanted), 3, 16, 16)
+        colours = torch.tensor([colour_of(number) for number in wanted.tolist()], dtype=torch.uint8)
+        torch.testing.assert_close(inputs[:, :, 8, 8], PREPROCESS.normalise(colours[:, :, None, None])[:, :, 0, 0])
+
+
+def test_augmentation_depends_on_seed_and_index_alone(tmp_path: Path) -> None:
+    for number in range(COUNT):
+        pixels = torch.arange(40 * 30, dtype=torch.uint8).view(30, 40) + number
+        Image.fromarray(pixels.numpy()).save(tmp_path / f"{number}.png")
+
+    def augmented(workers: int, plan: list[Tensor], seed: int) -> Tensor:
+        found: dict[int, Tensor] = {}
+        for inputs, _, indices in split_of(tmp_path, workers=workers).batches(plan, CPU, seed):
+            found |= dict(zip(indices.tolist(), inputs, strict=True))
+        return torch.stack([found[index] for index in range(COUNT)])
+
+    here = augmented(0, plan_of(12), seed=3)
+    assert torch.equal(here, augmented(2, plan_of(5, 5, 2), seed=3))
+    assert torch.equal(here, augmented(0, [torch.arange(COUNT).flip(0)], seed=3))
+    assert not torch.equal(here, augmented(0, plan_of(12), seed=4))
+
+
+def test_equal_images_are_not_augmented_alike(tmp_path: Path) -> None:
+    pixels = torch.arange(40 * 30, dtype=torch.uint8).view(30, 40)
+    for number in range(COUNT):
+        Image.fromarray(pixels.numpy()).save(tmp_path / f"{number}.png")
+    inputs, _, _ = next(split_of(tmp_path).batches([torch.arange(COUNT)], CPU, 3))
+    assert len(inputs.unique(dim=0)) == COUNT
+
+
+def test_without_a_seed_nothing_is_augmented(tmp_path: Path) -> None:
+    pixels = torch.arange(40 * 30, dtype=torch.uint8).view(30, 40)
+    for number in range(COUNT):
+        Image.fromarray(pixels.numpy()).save(tmp_path / f"{number}.png")
+    trained_on, tested_on = (split_of(tmp_path, augmented=augmented) for augmented in (True, False))
+    plan = plan_of(COUNT)
+    assert torch.equal(next(trained_on.batches(plan, CPU))[0], next(tested_on.batches(plan, CPU))[0])
+
+
+def test_without_a_training_transform_the_seed_does_nothing(folder: Path) -> None:
+    split = split_of(folder, augmented=False)
+    plan = plan_of(4)
+    assert torch.equal(next(split.batches(plan, CPU, 1))[0], next(split.batches(plan, CPU))[0])
+
+
+def test_reading_leaves_the_global_random_numbers_alone(folder: Path) -> None:
+    before = torch.get_rng_state()
+    list(split_of(folder).batches(plan_of(6, 6), CPU, 1))
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_an_unreadable_image_ends_the_run_with_its_name(folder: Path, workers: int) -> None:
+    (folder / "4.png").write_bytes(b"not an image")
+    split = split_of(folder, workers=workers)
+    with pytest.raises(ShortlistError, match=r"^\S*/4.png cannot be read as an image: .*on_bad_image skip"):
+        list(split.batches(plan_of(3, 3, 6), CPU))
+    assert split.skipped == []
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_unreadable_images_are_left_out_and_counted_once(folder: Path, workers: int) -> None:
+    (folder / "1.png").write_bytes((folder / "1.png").read_bytes()[:60])
+    (folder / "7.png").unlink()
+    split = split_of(folder, workers=workers, on_bad_image="skip")
+    for seed in (None, 1):
+        found = [indices.tolist() for _, _, indices in split.batches(plan_of(3, 3, 6), CPU, seed)]
+        assert found == [[0, 2], [3, 4, 5], [6, 8, 9, 10, 11]]
+    assert split.skipped == ["1.png", "7.png"]
+
+
+def test_a_batch_of_unreadable_images_is_empty_but_has_its_shape(folder: Path) -> None:
+    (folder / "0.png").unlink()
+    split = split_of(folder, on_bad_image="skip")
+    inputs, labels, indices = next(split.batches([torch.tensor([0])], CPU))
+    assert inputs.shape == (0, 3, 16, 16)
+    assert inputs.dtype == torch.float32
+    assert labels.shape == indices.shape == (0,)
+    assert labels.dtype == indices.dtype == torch.int64
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_workers_leave_signals_to_their_parent(folder: Path, number: signal.Signals) -> None:
+    """Terminals and schedulers send them to all processes; training ends with its step, for which it needs them."""
+    batches = split_of(folder, workers=2).batches(plan_of(*[1] * COUNT), CPU)
+    read = [next(batches), next(batches)]  # one of each worker: both are up
+    for worker in multiprocessing.active_children():
+        assert worker.pid is not None
+        os.kill(worker.pid, number)
+    assert len([*read, *batches]) == COUNT
+
+
+def test_an_empty_plan_gives_no_batches(folder: Path) -> None:
+    assert list(split_of(folder).batches([], CPU)) == []
+
+
+def test_a_thumbnail_is_what_evaluation_sees(folder: Path) -> None:
+    split = split_of(folder)
+    picture = split.thumbnail(3)
+    assert picture is not None
+    assert picture.shape == (3, 16, 16)
+    assert picture[:, 8, 8].tolist() == list(colour_of(3))
+
+
+def test_workers_can_be_started_afresh_as_on_other_systems(folder: Path) -> None:
+    reader = _Reader(folder, ["3.png"], PREPROCESS, random_resized_crop_and_flip(PREPROCESS), 1)
+    here, there = reader[0].image, pickle.loads(pickle.dumps(reader))[0].image
+    assert here is not None
+    assert torch.equal(here, there)

@@ -1,0 +1,153 @@
+"""Reading one image file of any kind."""
+
+import struct
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import ExifTags, Image, ImageOps
+from PIL.PngImagePlugin import PngInfo
+
+from shortlist.errors import ShortlistError
+from shortlist.program.data.image_io import (
+    _not_too_thin,
+    evaluation_transform,
+    file_preprocess,
+    random_crop,
+    random_resized_crop_and_flip,
+    read_image,
+)
+from tests.support.pictures import put_image
+
+
+def saved(path: Path, image: Image.Image, **settings: Any) -> Path:
+    image.save(path, **settings)
+    return path
+
+
+@pytest.mark.parametrize("suffix", [".jpg", ".png", ".bmp", ".gif", ".tif", ".webp", ".ppm"])
+@pytest.mark.parametrize("channels", [1, 3])
+def test_every_usual_format_is_read(tmp_path: Path, suffix: str, channels: int) -> None:
+    path = put_image(tmp_path / f"a{suffix}", (200, 100, 50))
+    pixels = np.asarray(read_image(path, channels)).reshape(30, 40, channels)
+    wanted = (200, 100, 50) if channels == 3 else (124,)
+    np.testing.assert_allclose(pixels[15, 20], wanted, atol=4)
+
+
+@pytest.mark.parametrize(
+    ("mode", "suffix"), [("1", "png"), ("L", "png"), ("P", "png"), ("CMYK", "jpg"), ("YCbCr", "tif")]
+)
+def test_every_mode_becomes_rgb(tmp_path: Path, mode: str, suffix: str) -> None:
+    path = saved(tmp_path / f"a.{suffix}", Image.new("RGB", (9, 9), "white").convert(mode))
+    read = read_image(path, 3)
+    assert read.mode == "RGB"
+    np.testing.assert_allclose(np.asarray(read)[4, 4], (255, 255, 255), atol=3)
+
+
+@pytest.mark.parametrize("suffix", [".png", ".tif"])
+def test_sixteen_bits_are_scaled_not_cut_off(tmp_path: Path, suffix: str) -> None:
+    values = np.array([[0, 257, 32768, 65535]], dtype=np.uint16)
+    path = saved(tmp_path / f"a{suffix}", Image.fromarray(values))
+    assert np.asarray(read_image(path, 1)).tolist() == [[0, 1, 127, 255]]
+    assert np.asarray(read_image(path, 3))[0, 2].tolist() == [127] * 3
+
+
+@pytest.mark.parametrize("mode", ["RGBA", "LA", "P"])
+def test_transparent_parts_become_white(tmp_path: Path, mode: str) -> None:
+    image = Image.new("RGBA", (4, 4), (0, 0, 0, 0))
+    image.putpixel((0, 0), (10, 10, 10, 255))
+    path = saved(tmp_path / "a.png", image.convert(mode), **({"transparency": 0} if mode == "P" else {}))
+    pixels = np.asarray(read_image(path, 3))
+    assert pixels[3, 3].tolist() == [255, 255, 255]
+    if mode != "P":
+        assert pixels[0, 0].tolist() == [10, 10, 10]
+
+
+@pytest.mark.parametrize("orientation", range(10))
+def test_a_rotated_photograph_stands_upright(tmp_path: Path, orientation: int) -> None:
+    image = Image.effect_noise((8, 4), 50)
+    exif = Image.Exif()
+    exif[ExifTags.Base.Orientation] = orientation
+    path = saved(tmp_path / "a.png", image, exif=exif)
+    with Image.open(path) as file:
+        upright = np.asarray(ImageOps.exif_transpose(file))
+    np.testing.assert_array_equal(np.asarray(read_image(path, 1)), upright)
+
+
+@pytest.mark.parametrize("mode", ["L", "RGB", "RGBA", "CMYK", "I;16"])
+@pytest.mark.parametrize("orientation", [1, 3, 5, 6, 7, 8])
+def test_a_scan_is_upright_whether_its_file_is_packed_or_not(tmp_path: Path, mode: str, orientation: int) -> None:
+    noise = Image.effect_noise((16, 8), 50)
+    image = noise.convert("I;16") if mode == "I;16" else noise.convert("RGB").convert(mode)
+    exif = Image.Exif()
+    exif[ExifTags.Base.Orientation] = orientation
+    plain, packed = (
+        np.asarray(read_image(saved(tmp_path / f"{how}.tif", image, exif=exif, compression=how), 3))
+        for how in (None, "tiff_lzw")
+    )
+    assert plain.shape == ((16, 8, 3) if orientation > 4 else (8, 16, 3))
+    np.testing.assert_array_equal(plain, packed)
+
+
+def test_an_odd_note_in_a_photograph_keeps_nobody_from_seeing_it(tmp_path: Path) -> None:
+    turned = struct.pack("<HHIHH", ExifTags.Base.Orientation, 3, 1, 6, 0)
+    odd = struct.pack("<HHI4s", ExifTags.Base.ResolutionUnit, 2, 4, b"xyz")  # text in place of a number
+    notes = b"Exif\0\0II*\0" + struct.pack("<IH", 8, 2) + turned + odd + struct.pack("<I", 0)
+    path = saved(tmp_path / "a.jpg", Image.new("RGB", (8, 4)), exif=notes)
+    assert read_image(path, 3).size == (4, 8)
+    hidden = PngInfo()
+    hidden.add_text("Raw profile type exif", "\nexif\n  4\nnot hexadecimal")
+    assert read_image(saved(tmp_path / "a.png", Image.new("RGB", (8, 4)), pnginfo=hidden), 3).size == (8, 4)
+
+
+def test_floating_point_pixels_are_refused(tmp_path: Path) -> None:
+    path = saved(tmp_path / "a.tif", Image.new("F", (4, 4)))
+    with pytest.raises(ShortlistError, match=r"a.tif cannot be read as an image: its pixels are floating-point"):
+        read_image(path, 3)
+
+
+@pytest.mark.parametrize("damage", ["truncated", "not an image", "empty", "vanished", "a folder"])
+def test_an_unreadable_file_is_named(tmp_path: Path, damage: str) -> None:
+    path = tmp_path / "a.jpg"
+    if damage == "truncated":
+        Image.effect_noise((200, 200), 50).save(path)
+        path.write_bytes(path.read_bytes()[:2000])
+    elif damage == "a folder":
+        path.mkdir()
+    elif damage != "vanished":
+        path.write_bytes(b"hello" if damage == "not an image" else b"")
+    with pytest.raises(ShortlistError, match=r"a.jpg cannot be read as an image"):
+        read_image(path, 3)
+
+
+@pytest.mark.parametrize("size", [(1, 1), (1, 3000), (3000, 1), (7, 5), (300, 400)])
+def test_images_of_any_shape_fill_the_square(size: tuple[int, int]) -> None:
+    preprocess = file_preprocess(32)
+    for make in (evaluation_transform, random_crop, random_resized_crop_and_flip):
+        pixels = make(preprocess)(Image.new("RGB", size, (9, 9, 9)))
+        assert pixels.shape == (3, 32, 32)
+        assert pixels.dtype == torch.uint8
+        assert pixels.unique().tolist() == [9]  # no padding came into view
+
+
+def test_a_thread_of_an_image_is_cut_before_it_is_enlarged() -> None:
+    image = Image.new("L", (1001, 2))
+    image.putpixel((500, 0), 255)
+    cut = _not_too_thin(image)
+    assert cut.size == (40, 2)
+    assert cut.getpixel((20, 0)) == 255  # the middle stayed in the middle
+
+
+def test_evaluation_sees_the_middle() -> None:
+    image = Image.new("L", (256, 512), 0)
+    image.paste(255, (16, 144, 240, 368))
+    assert int(evaluation_transform(file_preprocess(0))(image).min()) == 255
+
+
+def test_the_size_sets_resize_and_crop_together() -> None:
+    assert (file_preprocess(0).resize, file_preprocess(0).crop) == (256, 224)
+    assert (file_preprocess(448).resize, file_preprocess(448).crop) == (512, 448)
+    for crop in range(1, 600):  # the share of ImageNet's usual sizes, to the nearest pixel
+        assert abs(file_preprocess(crop).resize - crop * 256 / 224) <= 0.5
