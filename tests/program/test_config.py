@@ -1,22 +1,19 @@
-"""Configurations: validated, frozen, and the same after a trip through JSON."""
+"""Configurations: validated, frozen, the same after a trip through JSON, and read from every format so far."""
 
 import dataclasses
 import json
 import math
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import pytest
-import torch
 
 from shortlist import ShortlistError
 from shortlist.program import recipes
 from shortlist.program.config import (
-    SETTINGS_OF,
+    FORMAT,
     DataConfig,
-    LossConfig,
-    LossName,
     ModelConfig,
     OptimConfig,
     RunConfig,
@@ -24,11 +21,11 @@ from shortlist.program.config import (
     changed,
     differences,
     from_dict,
+    identity,
     to_dict,
 )
+from shortlist.program.losses import LOSSES, CrossEntropyConfig, ImbalancedNoisedTopKHingeConfig, NoisedTopKHingeConfig
 from shortlist.program.runs.folder import RunFolder
-from shortlist.program.training.loss_factory import build_loss
-from shortlist.program.training.schedule import learning_rate
 
 
 @pytest.mark.parametrize("name", recipes.RECIPES)
@@ -40,7 +37,7 @@ def test_every_recipe_survives_json(name: str) -> None:
 
 
 def test_infinitely_many_samples_survive_json() -> None:
-    config = RunConfig(loss=LossConfig(n_samples=math.inf))
+    config = RunConfig(loss=NoisedTopKHingeConfig(n_samples=math.inf))
     assert from_dict(json.loads(json.dumps(to_dict(config), allow_nan=False))) == config
 
 
@@ -62,6 +59,7 @@ def other_settings(config: RunConfig) -> dict[str, Any]:
         "loss.name": "focal",
         "optim.name": "adamw",
         "optim.momentum": 0.5,
+        "optim.milestones": [0.5],
         "optim.schedule": "cosine",
         "train.accumulate": 2,
         "train.device": "cpu",
@@ -76,27 +74,43 @@ def other_settings(config: RunConfig) -> dict[str, Any]:
     }
 
 
-def test_the_key_ignores_the_seed_and_nothing_else() -> None:
-    config = RunConfig()
-    assert config.key() == replace(config, seed=7).key()
-    for setting, other in other_settings(config).items():
-        assert changed(config, {setting: other}).key() != config.key(), setting
-
-
 HOW_AND_WHERE = {"data.root", "data.workers", "data.on_bad_image", "train.device", "train.eval_batch_size"}
 
 
 def test_all_settings_but_how_and_where_the_data_is_read_make_another_run() -> None:
     config = RunConfig()
     for setting, other in other_settings(config).items():
-        found = differences(changed(config, {setting: other}), config)
-        assert [each.split()[0] for each in found] == ([] if setting in HOW_AND_WHERE else [setting])
+        another = changed(config, {setting: other})
+        found = [difference.split()[0] for difference in differences(another, config)]
+        assert (setting in found) == (setting not in HOW_AND_WHERE), setting
+        assert (another.key() == config.key()) == (setting in HOW_AND_WHERE), setting
+
+
+def test_the_key_ignores_the_seed_and_nothing_else() -> None:
+    """Nothing else, that is, which makes another run."""
+    config = RunConfig()
+    assert config.key() == replace(config, seed=7).key()
+    assert differences(replace(config, seed=7), config) == ["seed 7, not 0"]
+
+
+@pytest.mark.parametrize("recipe", ["folder", "embeddings"])
+def test_data_of_ones_own_is_known_by_its_place_but_may_move_while_a_run_is_resumed(recipe: str) -> None:
+    here, there = (changed(recipes.build(recipe), {"data.root": root}) for root in ("here", "there"))
+    assert identity(here) != identity(there)
+    assert not differences(here, there)
+
+
+def test_milestones_that_mean_the_same_epochs_are_the_same_run() -> None:
+    short, long = (changed(RunConfig(), {"train.epochs": epochs}) for epochs in (2, 300))
+    for config, same in ((short, True), (long, False)):
+        one, two = (changed(config, {"optim.milestones": shares}) for shares in ([0.5], [0.5, 0.75]))
+        assert (identity(one) == identity(two)) == same
 
 
 def test_metrics_are_measured_at_every_k_once_in_ascending_order() -> None:
-    config = RunConfig(loss=LossConfig(k=3), train=TrainConfig(ks=(5, 1, 10)))
+    config = RunConfig(loss=NoisedTopKHingeConfig(k=3), train=TrainConfig(ks=(5, 1, 10)))
     assert config.all_ks == (1, 3, 5, 10)
-    assert replace(config, loss=LossConfig(k=5)).all_ks == (1, 5, 10)
+    assert replace(config, loss=CrossEntropyConfig(k=5)).all_ks == (1, 5, 10)
 
 
 def _another(value: Any) -> Any:
@@ -118,32 +132,29 @@ def test_changes_name_what_there_is() -> None:
 
 
 def test_equal_configurations_have_equal_keys() -> None:
-    whole, broken = (replace(recipes.build("smoke"), loss=LossConfig(scale=scale)) for scale in (50, 50.0))
+    losses = (ImbalancedNoisedTopKHingeConfig(scale=scale) for scale in (50, 50.0))
+    whole, broken = (replace(recipes.build("smoke"), loss=loss) for loss in losses)
     assert whole == broken
     assert whole.key() == broken.key()
 
 
 WRONG: list[tuple[type[Any], dict[str, Any], str]] = [
-    (DataConfig, {"name": "cifar"}, r"data\.name must be one of .*'cifar' \(perhaps cifar100\?\)"),
+    (DataConfig, {"name": "cifar"}, r"data\.name must be one of .*'cifar': did you mean cifar100\?"),
     (DataConfig, {"label_noise": 1.5}, r"data\.label_noise must be in \[0, 1\], got 1\.5"),
     (DataConfig, {"imbalance": 0.5}, r"data\.imbalance must be .* >= 1, got 0\.5"),
     (DataConfig, {"imbalance": math.inf}, r"data\.imbalance must be finite"),
     (ModelConfig, {"head": "mlp"}, r"model\.head must be one of linear, cosine, got 'mlp'"),
-    (LossConfig, {"name": "noised_topk_hing"}, r"perhaps noised_topk_hinge\?"),
-    (LossConfig, {"k": 0}, r"loss\.k must be .* >= 1, got 0"),
-    (LossConfig, {"epsilon": -1.0}, r"loss\.epsilon must be .*, got -1\.0"),
-    (LossConfig, {"n_samples": 2.5}, r"loss\.n_samples must be a whole number >= 1, or inf, got 2\.5"),
-    (LossConfig, {"scale": 0.0}, r"loss\.scale must be"),
+    (NoisedTopKHingeConfig, {"name": "noised_topk_hing"}, r"did you mean noised_topk_hinge\?"),
+    (NoisedTopKHingeConfig, {"k": 0}, r"loss\.k must be .* >= 1, got 0"),
+    (NoisedTopKHingeConfig, {"epsilon": -1.0}, r"loss\.epsilon must be .*, got -1\.0"),
+    (NoisedTopKHingeConfig, {"n_samples": 2.5}, r"loss\.n_samples must be a whole number >= 1, or inf, got 2\.5"),
+    (ImbalancedNoisedTopKHingeConfig, {"scale": 0.0}, r"loss\.scale must be"),
     (OptimConfig, {"lr": math.nan}, r"optim\.lr must be"),
     (OptimConfig, {"momentum": 1.5}, r"optim\.momentum must be in \[0, 0\.9999\], got 1\.5"),
     (TrainConfig, {"ks": (5, 5)}, r"train\.ks must be different whole numbers >= 1, got \(5, 5\)"),
     (TrainConfig, {"select": "top5"}, r"train\.select must be auto or a metric such as macro_top5, got 'top5'"),
     (TrainConfig, {"epochs": 0}, r"train\.epochs must be .* >= 1, got 0"),
-    (
-        RunConfig,
-        {"optim": OptimConfig(milestones=(10,))},
-        r"optim\.milestones must lie between 0 and train\.epochs = 10",
-    ),
+    (OptimConfig, {"milestones": (0.5, 1.0)}, r"optim\.milestones must be shares of the run .* got \(0\.5, 1\.0\)"),
     (RunConfig, {"train": TrainConfig(accumulate=3)}, r"train\.accumulate must divide train\.batch_size = 64, got 3"),
     (RunConfig, {"train": TrainConfig(select="micro_top7")}, r"train\.select must use one of train\.ks"),
     (RunConfig, {"data": DataConfig(name="embeddings")}, r"model\.name must be none for embeddings"),
@@ -159,7 +170,7 @@ def test_a_wrong_setting_is_named(kind: type[Any], settings: dict[str, Any], mes
 def test_unknown_settings_in_a_file_are_named() -> None:
     settings = to_dict(RunConfig())
     settings["loss"]["epsilom"] = 1
-    with pytest.raises(ShortlistError, match=r"no setting loss\.epsilom, perhaps loss\.epsilon was meant"):
+    with pytest.raises(ShortlistError, match=r"no setting loss\.epsilom: did you mean epsilon\?"):
         from_dict(settings)
 
 
@@ -188,42 +199,33 @@ def test_the_file_of_a_wrong_configuration_is_named(tmp_path: Path, settings: An
         _ = RunFolder(str(tmp_path)).config
 
 
-@pytest.mark.parametrize("name", get_args(LossName))
-def test_every_setting_of_a_loss_reaches_it(name: LossName) -> None:
-    config = LossConfig(name=name, k=3, epsilon=0.7, n_samples=4, tau=0.3, gamma=1.5, max_margin=0.6, scale=7.0)
-    loss = build_loss(config, torch.ones(6))
-    used = {field.name for field in dataclasses.fields(config) if hasattr(loss, field.name)}
-    assert used == {*SETTINGS_OF[name], *(["tau"] if name == "balanced_softmax" else [])}
-    assert all(getattr(loss, setting) == getattr(config, setting) for setting in SETTINGS_OF[name])
+# Formats
 
 
-def test_an_unknown_recipe_is_answered_with_those_close_to_it() -> None:
-    with pytest.raises(
-        ShortlistError, match="no recipe 'cifar100_table4_noise_p40': perhaps cifar100_table4_noised_p40"
-    ):
-        recipes.build("cifar100_table4_noise_p40")
+def format_1(config: RunConfig, milestones: list[int]) -> dict[str, Any]:
+    """The settings as the first format had them: those of all losses for every loss, and milestones as epochs."""
+    settings = to_dict(config)
+    del settings["format"]
+    all_losses = {"k": 5, "epsilon": 0.2, "n_samples": 5, "tau": 1.0, "gamma": 2.0, "max_margin": 0.2, "scale": 50.0}
+    settings["loss"] = all_losses | settings["loss"]
+    settings["optim"]["milestones"] = milestones
+    return settings
 
 
-def rates(config: OptimConfig, epochs: int, steps: int) -> list[float]:
-    return [learning_rate(config, epoch, step, steps, epochs) for epoch in range(epochs) for step in range(steps)]
+@pytest.mark.parametrize("name", LOSSES)
+def test_a_configuration_of_the_first_format_is_read(name: str) -> None:
+    config = changed(RunConfig(), {"loss.name": name, "train.epochs": 60, "optim.milestones": [0.5, 0.75]})
+    assert from_dict(format_1(config, [30, 45])) == config
 
 
-def test_the_step_schedule_drops_at_the_start_of_its_milestones() -> None:
-    config = OptimConfig(lr=1.0, schedule="step", milestones=(2, 3), decay=0.5)
-    assert rates(config, 4, 2) == [1, 1, 1, 1, 0.5, 0.5, 0.25, 0.25]
+def test_a_drop_of_the_first_format_stays_at_its_epoch() -> None:
+    for epochs in range(2, 40):
+        for epoch in range(1, epochs):
+            config = from_dict(format_1(changed(RunConfig(), {"train.epochs": epochs}), [epoch]))
+            assert config.optim.drop_epochs(epochs) == [epoch]
 
 
-def test_the_cosine_schedule_falls_from_the_rate_to_almost_nothing() -> None:
-    values = rates(OptimConfig(lr=1.0, schedule="cosine"), 10, 10)
-    assert values[0] == 1
-    assert values[50] == pytest.approx(0.5)
-    assert values == sorted(values, reverse=True)
-    assert 0 < values[-1] < 1e-3
-
-
-@pytest.mark.parametrize("schedule", ["step", "cosine", "constant"])
-def test_the_warm_up_rises_to_the_rate(schedule: Any) -> None:
-    values = rates(OptimConfig(lr=1.0, schedule=schedule, warmup_epochs=2), 4, 5)
-    assert values[:10] == sorted(values[:10])
-    assert 0 < values[0] < 0.2
-    assert values[10] == pytest.approx(1.0)
+@pytest.mark.parametrize("number", [FORMAT + 1, "2", None])
+def test_a_format_of_the_future_is_refused_by_its_number(number: Any) -> None:
+    with pytest.raises(ShortlistError, match=f"format {number!r}.* up to {FORMAT}"):
+        from_dict(to_dict(RunConfig()) | {"format": number})

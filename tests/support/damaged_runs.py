@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 
 from shortlist import ShortlistError
-from shortlist.program.config import DataConfig, LossConfig, ModelConfig, RunConfig, TrainConfig
+from shortlist.program.config import DataConfig, ModelConfig, RunConfig, TrainConfig
+from shortlist.program.losses import CrossEntropyConfig
 from shortlist.program.report.page import write_report
 from shortlist.program.runs.folder import RunFolder
 from shortlist.program.training.evaluate import evaluate_run
@@ -54,7 +55,7 @@ def make_runs(folder: Path) -> Runs:
     config = RunConfig(
         data=DataConfig(name="folder", root=str(folder / "photos"), image_size=16, workers=0, val_fraction=0.2),
         model=ModelConfig(name="glyphnet"),
-        loss=LossConfig(name="cross_entropy", k=1),
+        loss=CrossEntropyConfig(k=1),
         train=TrainConfig(epochs=2, batch_size=8, ks=(1,), device="cpu"),
     )
     finished = train(config, folder=folder / "finished", quiet=True).path

@@ -8,8 +8,9 @@ import safetensors.torch
 import torch
 from torch import Tensor, nn
 
-from shortlist.program.config import DataConfig, LossConfig, LossName, ModelConfig, RunConfig, TrainConfig
+from shortlist.program.config import DataConfig, ModelConfig, RunConfig, TrainConfig
 from shortlist.program.data.base import Problem, Split
+from shortlist.program.losses import LOSSES, LossConfig
 from shortlist.program.runs.folder import RunFolder, environment
 from shortlist.program.seeds import mix_seed
 from shortlist.program.training.evaluate import Evaluation, evaluate
@@ -71,7 +72,7 @@ def small_world(*names: str, picture: Callable[[int], Tensor] | None = one_colou
 def make_run(
     path: Path,
     world: World,
-    loss: LossConfig | LossName,
+    loss: LossConfig | str,
     seed: int = 0,
     *,
     skill: float = 1.0,
@@ -84,7 +85,7 @@ def make_run(
         seed=seed,
         data=world.data,
         model=ModelConfig(name="none" if world.data.name == "embeddings" else "glyphnet"),
-        loss=loss if isinstance(loss, LossConfig) else LossConfig(name=loss),
+        loss=loss if isinstance(loss, LossConfig) else LOSSES[loss](),
         train=train or TrainConfig(epochs=epochs),
     )
     run = RunFolder(path)

@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from shortlist.program.config import DataConfig, LossConfig, ModelConfig, OptimConfig, RunConfig, TrainConfig, to_dict
+from shortlist.program.config import DataConfig, ModelConfig, OptimConfig, RunConfig, TrainConfig, to_dict
+from shortlist.program.losses import NoisedTopKHingeConfig
 
 NUM_CLASSES = 12
 
@@ -32,7 +33,7 @@ def small_config(data: Path, **overrides: Any) -> RunConfig:
     settings: dict[str, Any] = {
         "data": DataConfig(name="embeddings", root=str(data)),
         "model": ModelConfig(name="none"),
-        "loss": LossConfig(name="noised_topk_hinge", k=3, epsilon=0.3, n_samples=3),
+        "loss": NoisedTopKHingeConfig(k=3, epsilon=0.3, n_samples=3),
         "optim": OptimConfig(lr=0.05, schedule="cosine"),
         "train": TrainConfig(epochs=8, batch_size=16, ks=(1, 3), device="cpu"),
     }

@@ -17,7 +17,8 @@ from typing import Any
 import safetensors.torch
 import torch
 
-from shortlist.program.config import DataConfig, LossConfig, ModelConfig, RunConfig, TrainConfig
+from shortlist.program.config import DataConfig, ModelConfig, RunConfig, TrainConfig
+from shortlist.program.losses import CrossEntropyConfig
 from tests.support.forked import Ended, run_command
 from tests.support.pictures import put_classes, put_image
 from tests.support.small_runs import config_arguments, outcome
@@ -368,7 +369,7 @@ class Folders(Part):
             recipe="folder",
             data=DataConfig(name="folder", root=str(work / "photos"), image_size=16, workers=0),
             model=ModelConfig(name="glyphnet"),
-            loss=LossConfig(name="cross_entropy", k=1),
+            loss=CrossEntropyConfig(k=1),
             train=TrainConfig(epochs=3, batch_size=8, ks=(1,), device="cpu"),
         )
         self.runs = {state: work / state for state in ("finished", "unfinished")}

@@ -3,26 +3,38 @@
 ``shortlist train NAME`` runs one; any field can be overridden. Names say where the paper prints the number.
 """
 
-import difflib
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Literal
 
 from shortlist.errors import ShortlistError
-from shortlist.program.config import (
-    DataConfig,
-    DataName,
+from shortlist.program.config import DataConfig, DataName, ModelConfig, OptimConfig, RunConfig, TrainConfig, changed
+from shortlist.program.losses import (
+    BalancedSoftmaxConfig,
+    CrossEntropyConfig,
+    FocalConfig,
+    ImbalancedNoisedTopKHingeConfig,
+    LDAMConfig,
+    LogitAdjustedConfig,
     LossConfig,
-    LossName,
-    ModelConfig,
-    OptimConfig,
-    RunConfig,
-    TrainConfig,
+    NoisedTopKHingeConfig,
+    SmoothTopKHingeConfig,
 )
+from shortlist.program.text import did_you_mean
 
 RECIPES: dict[str, Callable[[], RunConfig]] = {}
 HELP: dict[str, str] = {}
+"""What each recipe is, in a line."""
+FOR_YOUR_DATA = ("folder", "embeddings")
+_TO_TRY_IT_OUT = ("smoke", "demo_")
+_PAPER = {
+    "cifar100_table": "The paper: CIFAR-100",
+    "cifar100_lt": "Beyond the paper: CIFAR-100-LT",
+    "plantnet_": "The paper: Pl@ntNet-300K",
+    "imagenet_lt": "The paper: ImageNet-LT",
+    "imagenet_table": "The paper: ImageNet",
+}
 
 
 def build(name: str) -> RunConfig:
@@ -33,23 +45,48 @@ def build(name: str) -> RunConfig:
         0.4
     """
     if name not in RECIPES:
-        close = difflib.get_close_matches(name, RECIPES, 3)
-        hint = f"perhaps {' or '.join(close)}" if close else "`shortlist train --help` lists them"
-        raise ShortlistError(f"there is no recipe {name!r}: {hint}")
+        hint = did_you_mean(name, RECIPES) or ": `shortlist train --help` lists them"
+        raise ShortlistError(f"there is no recipe {name!r}{hint}")
     return replace(RECIPES[name](), recipe=name)
 
 
-def scaled_milestones(recipe: RunConfig, epochs: int) -> list[int]:
-    """Where the learning rate drops in a run of another length: at the same shares of it.
+def with_loss(recipe: RunConfig, loss: str) -> RunConfig:
+    """The recipe with another loss: at its own defaults, for the same K, with the last layer that it needs.
 
     Example:
-        >>> scaled_milestones(build("cifar100_table4_noised_p00"), 100)
-        [50, 75]
+        >>> with_loss(build("folder"), "cross_entropy").model.head
+        'linear'
     """
-    if epochs == recipe.train.epochs:
-        return list(recipe.optim.milestones)
-    places = {round(milestone * epochs / recipe.train.epochs) for milestone in recipe.optim.milestones}
-    return sorted(place for place in places if 0 < place < epochs)
+    if loss == recipe.loss.name:
+        return recipe
+    config = changed(recipe, {"loss.name": loss})
+    return replace(config, model=replace(config.model, head=_head(config.loss)))
+
+
+def overview() -> dict[str, list[tuple[str, str]]]:
+    """Recipes and what they are, under headings. Rows of a table that differ in a number share a line.
+
+    Example:
+        >>> overview()["The paper: ImageNet"][0]
+        ('imagenet_table9_cross_entropy_k{1,5}', 'Table 9, cross-entropy')
+    """
+    own = [(name, HELP[name]) for name in FOR_YOUR_DATA]
+    first = [(name, text) for name, text in HELP.items() if name.startswith(_TO_TRY_IT_OUT)]
+    listed = {"Your own data": own, "To try it out": first}
+    for prefix, heading in _PAPER.items():
+        families: dict[str, list[str]] = {}
+        for name in HELP:
+            if name.startswith(prefix):
+                families.setdefault(name.rstrip("0123456789."), []).append(name)
+        listed[heading] = [_family(stem, names) for stem, names in families.items()]
+    return listed
+
+
+def _family(stem: str, names: list[str]) -> tuple[str, str]:
+    text = HELP[names[0]].rstrip(".")
+    if len(names) == 1:
+        return names[0], text
+    return f"{stem}{{{','.join(name.removeprefix(stem) for name in names)}}}", text.rpartition(", ")[0]
 
 
 def _add(name: str, text: str, recipe: Callable[[], RunConfig]) -> None:
@@ -61,7 +98,7 @@ def glyphs(loss: LossConfig, *, epochs: int, lr: float) -> RunConfig:
     """The built-in look-alike characters, long-tailed, with a network for two cores."""
     return RunConfig(
         data=DataConfig(name="glyphs", imbalance=50),
-        model=ModelConfig(name="glyphnet", head=_head(loss.name)),
+        model=ModelConfig(name="glyphnet", head=_head(loss)),
         loss=loss,
         optim=OptimConfig(lr=lr, schedule="cosine", warmup_epochs=0.5, weight_decay=1e-4),
         train=TrainConfig(epochs=epochs, batch_size=64, ks=(1, 3, 5)),
@@ -70,16 +107,14 @@ def glyphs(loss: LossConfig, *, epochs: int, lr: float) -> RunConfig:
 
 def smoke() -> RunConfig:
     """Two epochs of large batches on the built-in characters: seconds, and it learns little."""
-    loss = LossConfig(name="imbalanced_noised_topk_hinge", k=5, epsilon=0.05, max_margin=0.1, scale=50)
+    loss = ImbalancedNoisedTopKHingeConfig(k=5, epsilon=0.05, max_margin=0.1, scale=50)
     config = glyphs(loss, epochs=2, lr=0.1)
     return replace(config, train=replace(config.train, batch_size=256))
 
 
 def folder() -> RunConfig:
     """Your own images in one folder a class, with the paper's protocol for fine-grained images."""
-    return _pretrained_resnet50(
-        "folder", LossConfig(name="imbalanced_noised_topk_hinge", k=5, epsilon=0.01, max_margin=0.2, scale=60)
-    )
+    return _pretrained_resnet50("folder", ImbalancedNoisedTopKHingeConfig(k=5, epsilon=0.01, max_margin=0.2, scale=60))
 
 
 def embeddings() -> RunConfig:
@@ -87,7 +122,7 @@ def embeddings() -> RunConfig:
     return RunConfig(
         data=DataConfig(name="embeddings"),
         model=ModelConfig(name="none", head="cosine"),
-        loss=LossConfig(name="imbalanced_noised_topk_hinge", k=5, epsilon=0.01, max_margin=0.2, scale=50),
+        loss=ImbalancedNoisedTopKHingeConfig(k=5, epsilon=0.01, max_margin=0.2, scale=50),
         optim=OptimConfig(name="adamw", lr=1e-2, schedule="cosine", warmup_epochs=0.5, weight_decay=1e-4),
         train=TrainConfig(epochs=20, batch_size=256),
     )
@@ -99,7 +134,7 @@ def cifar100(loss: LossConfig, *, label_noise: float = 0.0) -> RunConfig:
         data=DataConfig(name="cifar100", label_noise=label_noise, noise_groups="consecutive"),
         model=ModelConfig(name="densenet40_40"),
         loss=loss,
-        optim=OptimConfig(lr=0.1, milestones=(150, 225), weight_decay=1e-4),
+        optim=OptimConfig(lr=0.1, milestones=(0.5, 0.75), weight_decay=1e-4),
         train=TrainConfig(epochs=300, batch_size=64, ks=(1, 5), select="micro_top5"),
     )
 
@@ -108,9 +143,9 @@ def cifar100_lt(loss: LossConfig) -> RunConfig:
     """CIFAR-100 thinned to a long tail: network, batches and schedule of Cao et al. (2019), as is usual."""
     return RunConfig(
         data=DataConfig(name="cifar100", imbalance=100),
-        model=ModelConfig(name="resnet32", head=_head(loss.name)),
+        model=ModelConfig(name="resnet32", head=_head(loss)),
         loss=loss,
-        optim=OptimConfig(lr=0.1, milestones=(160, 180), decay=0.01, warmup_epochs=5, weight_decay=2e-4),
+        optim=OptimConfig(lr=0.1, milestones=(0.8, 0.9), decay=0.01, warmup_epochs=5, weight_decay=2e-4),
         train=TrainConfig(epochs=200, batch_size=128),
     )
 
@@ -124,9 +159,9 @@ def imagenet_lt(loss: LossConfig) -> RunConfig:
     """The paper's protocol on ImageNet-LT (section 4.5.2)."""
     return RunConfig(
         data=DataConfig(name="imagenet_lt", workers=8),
-        model=ModelConfig(name="resnet34", head=_head(loss.name)),
+        model=ModelConfig(name="resnet34", head=_head(loss)),
         loss=loss,
-        optim=OptimConfig(lr=1e-2, milestones=(60, 80), weight_decay=2e-3),
+        optim=OptimConfig(lr=1e-2, milestones=(0.6, 0.8), weight_decay=2e-3),
         train=TrainConfig(epochs=100, batch_size=128),
     )
 
@@ -137,7 +172,7 @@ def imagenet(loss: LossConfig, *, lr: float, weight_decay: float) -> RunConfig:
         data=DataConfig(name="imagenet", val_fraction=0.039, workers=8),  # 50,000 images
         model=ModelConfig(name="resnet18"),
         loss=loss,
-        optim=OptimConfig(lr=lr, milestones=(30, 60, 90), weight_decay=weight_decay),
+        optim=OptimConfig(lr=lr, milestones=(0.25, 0.5, 0.75), weight_decay=weight_decay),
         train=TrainConfig(epochs=120, batch_size=256, ks=(1, 5), select=f"micro_top{loss.k}"),
     )
 
@@ -145,26 +180,16 @@ def imagenet(loss: LossConfig, *, lr: float, weight_decay: float) -> RunConfig:
 def _pretrained_resnet50(data: DataName, loss: LossConfig) -> RunConfig:
     return RunConfig(
         data=DataConfig(name=data, workers=8),
-        model=ModelConfig(name="resnet50.tv_in1k", pretrained=True, head=_head(loss.name)),
+        model=ModelConfig(name="resnet50.tv_in1k", pretrained=True, head=_head(loss)),
         loss=loss,
-        optim=OptimConfig(lr=2e-3, milestones=(20, 25), weight_decay=1e-4),
+        optim=OptimConfig(lr=2e-3, milestones=(2 / 3, 5 / 6), weight_decay=1e-4),
         train=TrainConfig(epochs=30, batch_size=32),
     )
 
 
-def _head(loss: LossName) -> Literal["linear", "cosine"]:
+def _head(loss: LossConfig) -> Literal["linear", "cosine"]:
     """In the paper the losses with margins, and they alone, score by cosines."""
-    return "cosine" if loss in ("ldam", "imbalanced_noised_topk_hinge") else "linear"
-
-
-_noised = partial(LossConfig, name="noised_topk_hinge")
-_imbalanced = partial(LossConfig, name="imbalanced_noised_topk_hinge", n_samples=5)
-_smooth = partial(LossConfig, name="smooth_topk_hinge")
-_cross_entropy = partial(LossConfig, name="cross_entropy")
-_focal = partial(LossConfig, name="focal")
-_ldam = partial(LossConfig, name="ldam")
-_logit_adjusted = partial(LossConfig, name="logit_adjusted")
-_balanced_softmax = partial(LossConfig, name="balanced_softmax")
+    return "cosine" if loss.takes_cosines else "linear"
 
 
 def _register_for_everybody() -> None:
@@ -172,10 +197,10 @@ def _register_for_everybody() -> None:
     _add("folder", "Your own images in one folder a class; pass --data.root.", folder)
     _add("embeddings", "A file of embeddings with labels (.npz or .safetensors); pass --data.root.", embeddings)
     for name, loss, lr in (
-        ("cross_entropy", _cross_entropy(k=5), 0.1),
-        ("ldam", _ldam(k=5, max_margin=0.1, scale=30), 0.1),
-        ("smooth", _smooth(k=5, tau=1.0), 0.5),
-        ("imbalanced", _imbalanced(k=5, epsilon=0.05, max_margin=0.1, scale=50), 0.05),
+        ("cross_entropy", CrossEntropyConfig(k=5), 0.1),
+        ("ldam", LDAMConfig(k=5, max_margin=0.1, scale=30), 0.1),
+        ("smooth", SmoothTopKHingeConfig(k=5, tau=1.0), 0.5),
+        ("imbalanced", ImbalancedNoisedTopKHingeConfig(k=5, epsilon=0.05, max_margin=0.1, scale=50), 0.05),
     ):
         text = f"The demo's {name.replace('_', '-')} row: look-alike characters, long-tailed."
         _add(f"demo_{name}", text, partial(glyphs, loss, epochs=8, lr=lr))
@@ -183,16 +208,17 @@ def _register_for_everybody() -> None:
 
 def _register_cifar100() -> None:
     for epsilon in (0.0, 1e-4, 1e-3, 1e-2, 1e-1, 1.0, 10.0, 100.0):
-        loss = _noised(k=5, epsilon=epsilon, n_samples=10)
-        _add(f"cifar100_table2_epsilon_{epsilon:g}", f"Table 2, epsilon = {epsilon:g}.", partial(cifar100, loss))
+        noised = NoisedTopKHingeConfig(k=5, epsilon=epsilon, n_samples=10)
+        _add(f"cifar100_table2_epsilon_{epsilon:g}", f"Table 2, epsilon = {epsilon:g}.", partial(cifar100, noised))
     for draws in (1, 2, 3, 5, 50, 100):  # with 10 it is table 4's, without label noise
-        loss = _noised(k=5, epsilon=0.2, n_samples=draws)
-        _add(f"cifar100_table3_samples_{draws}", f"Table 3, B = {draws}.", partial(cifar100, loss))
-    for name, loss in {
-        "cross_entropy": _cross_entropy(k=5),
-        "smooth": _smooth(k=5, tau=1.0),
-        "noised": _noised(k=5, epsilon=0.2, n_samples=10),
-    }.items():
+        noised = NoisedTopKHingeConfig(k=5, epsilon=0.2, n_samples=draws)
+        _add(f"cifar100_table3_samples_{draws}", f"Table 3, B = {draws}.", partial(cifar100, noised))
+    losses: dict[str, LossConfig] = {
+        "cross_entropy": CrossEntropyConfig(k=5),
+        "smooth": SmoothTopKHingeConfig(k=5, tau=1.0),
+        "noised": NoisedTopKHingeConfig(k=5, epsilon=0.2, n_samples=10),
+    }
+    for name, loss in losses.items():
         for p in (0.0, 0.1, 0.2, 0.3, 0.4):
             text = f"Table 4 (top-5) and table 7 (top-1), {name.replace('_', '-')}, label noise p = {p}."
             _add(f"cifar100_table4_{name}_p{round(100 * p):02d}", text, partial(cifar100, loss, label_noise=p))
@@ -201,15 +227,15 @@ def _register_cifar100() -> None:
 def _register_cifar100_lt() -> None:
     for k in (1, 3, 5):
         for name, loss in {
-            "cross_entropy": _cross_entropy(k=k),
-            "smooth": _smooth(k=k, tau=1.0),
-            "noised": _noised(k=k, epsilon=1.0, n_samples=5),
-            "focal": _focal(k=k, gamma=0.5),
-            "ldam": _ldam(k=k, max_margin=0.2, scale=30),
-            "imbalanced": _imbalanced(k=k, epsilon=0.05, max_margin=0.2, scale=30),
+            "cross_entropy": CrossEntropyConfig(k=k),
+            "smooth": SmoothTopKHingeConfig(k=k, tau=1.0),
+            "noised": NoisedTopKHingeConfig(k=k, epsilon=1.0, n_samples=5),
+            "focal": FocalConfig(k=k, gamma=0.5),
+            "ldam": LDAMConfig(k=k, max_margin=0.2, scale=30),
+            "imbalanced": ImbalancedNoisedTopKHingeConfig(k=k, epsilon=0.05, max_margin=0.2, scale=30),
             "cosine_cross_entropy": _cosine_cross_entropy(k=k, scale=30),
-            "logit_adjusted": _logit_adjusted(k=k, tau=1.0),
-            "balanced_softmax": _balanced_softmax(k=k),
+            "logit_adjusted": LogitAdjustedConfig(k=k, tau=1.0),
+            "balanced_softmax": BalancedSoftmaxConfig(k=k),
         }.items():
             text = f"CIFAR-100-LT, imbalance 100, {name.replace('_', '-')}, K = {k}."
             _add(f"cifar100_lt_{name}_k{k}", text, partial(cifar100_lt, loss))
@@ -219,12 +245,12 @@ def _register_plantnet() -> None:
     for k in (1, 3, 5, 10):
         table, where = ("table8", "Table 8 (micro)") if k == 10 else ("table5", "Table 5 (macro) and table 8 (micro)")
         for name, loss in {
-            "cross_entropy": _cross_entropy(k=k),
-            "smooth": _smooth(k=k, tau=0.1),
-            "noised": _noised(k=k, epsilon=1.0, n_samples=5),
-            "focal": _focal(k=k, gamma=2.0),
-            "ldam": _ldam(k=k, max_margin=0.2, scale=40),
-            "imbalanced": _imbalanced(k=k, epsilon=0.01, max_margin=0.2, scale=60),
+            "cross_entropy": CrossEntropyConfig(k=k),
+            "smooth": SmoothTopKHingeConfig(k=k, tau=0.1),
+            "noised": NoisedTopKHingeConfig(k=k, epsilon=1.0, n_samples=5),
+            "focal": FocalConfig(k=k, gamma=2.0),
+            "ldam": LDAMConfig(k=k, max_margin=0.2, scale=40),
+            "imbalanced": ImbalancedNoisedTopKHingeConfig(k=k, epsilon=0.01, max_margin=0.2, scale=60),
         }.items():
             _add(
                 f"plantnet_{table}_{name}_k{k}", f"{where}, {name.replace('_', '-')}, K = {k}.", partial(plantnet, loss)
@@ -233,8 +259,8 @@ def _register_plantnet() -> None:
     _add("plantnet_cosine_cross_entropy_k5", text, partial(plantnet, _cosine_cross_entropy(k=5, scale=40)))
     for k in (1, 3, 5):
         for name, what, loss in (
-            ("logit_adjusted", "logit adjustment (tau is to be tuned)", _logit_adjusted(k=k)),
-            ("balanced_softmax", "balanced softmax", _balanced_softmax(k=k)),
+            ("logit_adjusted", "logit adjustment (tau is to be tuned)", LogitAdjustedConfig(k=k)),
+            ("balanced_softmax", "balanced softmax", BalancedSoftmaxConfig(k=k)),
         ):
             _add(f"plantnet_{name}_k{k}", f"Beyond table 5: {what}, K = {k}.", partial(plantnet, loss))
 
@@ -242,19 +268,19 @@ def _register_plantnet() -> None:
 def _register_imagenet() -> None:
     for k in (1, 3, 5):
         for name, loss in {
-            "cross_entropy": _cross_entropy(k=k),
-            "smooth": _smooth(k=k, tau=0.1),
-            "focal": _focal(k=k, gamma=1.0),
-            "ldam": _ldam(k=k, max_margin=0.4, scale=30),
-            "imbalanced": _imbalanced(k=k, epsilon=0.1, max_margin=0.4, scale=50),
+            "cross_entropy": CrossEntropyConfig(k=k),
+            "smooth": SmoothTopKHingeConfig(k=k, tau=0.1),
+            "focal": FocalConfig(k=k, gamma=1.0),
+            "ldam": LDAMConfig(k=k, max_margin=0.4, scale=30),
+            "imbalanced": ImbalancedNoisedTopKHingeConfig(k=k, epsilon=0.1, max_margin=0.4, scale=50),
         }.items():
             text = f"Table 6, {name.replace('_', '-')}, K = {k}."
             _add(f"imagenet_lt_table6_{name}_k{k}", text, partial(imagenet_lt, loss))
     for k in (1, 5):
         for name, loss, lr, weight_decay in (
-            ("cross_entropy", _cross_entropy(k=k), 0.1, 1e-4),
-            ("smooth", _smooth(k=k, tau=0.1), 1.0, 2.5e-5),
-            ("noised", _noised(k=k, epsilon=0.5, n_samples=10), 0.1, 1.5e-4),
+            ("cross_entropy", CrossEntropyConfig(k=k), 0.1, 1e-4),
+            ("smooth", SmoothTopKHingeConfig(k=k, tau=0.1), 1.0, 2.5e-5),
+            ("noised", NoisedTopKHingeConfig(k=k, epsilon=0.5, n_samples=10), 0.1, 1.5e-4),
         ):
             text = f"Table 9, {name.replace('_', '-')}, K = {k}."
             _add(f"imagenet_table9_{name}_k{k}", text, partial(imagenet, loss, lr=lr, weight_decay=weight_decay))
@@ -262,7 +288,7 @@ def _register_imagenet() -> None:
 
 def _cosine_cross_entropy(k: int, scale: float) -> LossConfig:
     """LDAM without margins: cross-entropy with the layer and the scale that the margin losses have."""
-    return _ldam(k=k, max_margin=0.0, scale=scale)
+    return LDAMConfig(k=k, max_margin=0.0, scale=scale)
 
 
 _register_for_everybody()

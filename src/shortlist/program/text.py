@@ -1,6 +1,8 @@
 """Text on its way out: no passwords, nothing that a terminal or a spreadsheet would obey."""
 
+import difflib
 import re
+from collections.abc import Iterable
 from urllib.parse import unquote
 
 _HIDDEN = "***"
@@ -81,3 +83,21 @@ def _is_number(text: str) -> bool:
     except ValueError:
         return False
     return not text.isspace()
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """The end of a message about an unknown name: the known name that is closest to it, or nothing.
+
+    Case, hyphens and underscores do not count.
+
+    Example:
+        >>> did_you_mean("Cross-Entropy", ["cross_entropy", "focal"])
+        ': did you mean cross_entropy?'
+    """
+    letters = {_letters(candidate): candidate for candidate in known}
+    close = difflib.get_close_matches(_letters(name), letters, 1)
+    return f": did you mean {letters[close[0]]}?" if close else ""
+
+
+def _letters(name: str) -> str:
+    return re.sub(r"[\W_]", "", name.lower())

@@ -18,8 +18,9 @@ from PIL import Image
 
 from shortlist.errors import ShortlistError
 from shortlist.program import recipes
-from shortlist.program.cli import demo
+from shortlist.program.cli import commands, demo
 from shortlist.program.cli import main as cli
+from shortlist.program.cli.parsing import parse_recipe
 from shortlist.program.runs.folder import RunFolder
 from shortlist.program.training.evaluate import evaluate_run
 from shortlist.program.training.loop import Interrupted, train
@@ -150,11 +151,9 @@ def test_what_is_no_image_does_not_keep_others_from_being_looked_at(run: Path, t
     (tmp_path / "folder.png").mkdir()
     done = call("predict", run, tmp_path)
     assert done.returncode == 0
-    assert "not used" not in done.stderr
+    assert "left out" not in done.stderr
     (tmp_path / "phone.HEIC").write_bytes(b"of a kind that it cannot read")
-    assert (
-        f"not used, as they are no image files: 1: {tmp_path / 'phone.HEIC'}" in call("predict", run, tmp_path).stderr
-    )
+    assert f"left out 1 file that is not an image: {tmp_path / 'phone.HEIC'}" in call("predict", run, tmp_path).stderr
     (tmp_path / "1.png").write_bytes((tmp_path / "1.png").read_bytes()[:100])
     done = call("predict", run, tmp_path, "--json")
     assert [Path(json.loads(line)["image"]).name for line in done.stdout.splitlines()] == ["0.png", "2.png"]
@@ -303,8 +302,8 @@ def test_an_unreadable_image_ends_the_run_or_is_counted(images: Path, tmp_path: 
 
 
 WRONG = [
-    (["trian"], 2, "no command 'trian': perhaps train?"),
-    (["train", "smokee"], 1, "no recipe 'smokee': perhaps smoke"),
+    (["trian"], 2, "no command 'trian': did you mean train?"),
+    (["train", "smokee"], 1, "no recipe 'smokee': did you mean smoke"),
     (["train", "smoke", "--loss.kk", "3"], 2, "--loss.k"),
     (["train", "smoke", "--loss.k", "three"], 2, "three"),
     (["train", "smoke", "--loss.name", "cross_entropi"], 2, "cross_entrop"),
@@ -324,8 +323,8 @@ WRONG = [
     (["evaluate", "/nowhere"], 1, "there is no folder /nowhere"),
     (["predict", "/nowhere", "/nowhere.png"], 1, "there is no folder /nowhere"),
     (["report", "/nowhere"], 1, "there is no folder /nowhere"),
-    (["datasets", "cifar"], 1, "no data set 'cifar': perhaps cifar100?"),
-    (["datasets", "CIFAR-100-LT"], 1, "no data set 'CIFAR-100-LT': perhaps cifar100?"),
+    (["datasets", "cifar"], 1, "no data set 'cifar': did you mean cifar100?"),
+    (["datasets", "CIFAR-100-LT"], 1, "no data set 'CIFAR-100-LT': did you mean cifar100?"),
 ]
 
 
@@ -353,15 +352,16 @@ def test_a_mistake_is_answered_with_what_to_do(
         ("--optim.milestones --train.epochs 60", ()),
         ("--train.epochs 10 --train.epochs 90", (60, 75)),
         ("--train.epochs 9_0", (60, 75)),
-        ("--train.epochs 90 --optim.schedule cosine", (20, 25)),
+        ("--train.epochs 90 --optim.schedule cosine", ()),
+        ("--train.epochs 60 --optim.milestones 0.1 0.2", (6, 12)),
     ],
 )
 def test_a_run_of_another_length_slows_down_at_the_same_shares_of_it(
     arguments: str, milestones: tuple[int, ...]
 ) -> None:
     """It once ended with most of its epochs at a hundredth of the rate, or was refused."""
-    _, config = cli._parse_recipe(cli._TrainArguments, ["folder", *arguments.split()], "train")
-    assert config.optim.milestones == milestones
+    _, config = parse_recipe(commands.TrainArguments, ["folder", *arguments.split()], "train")
+    assert config.optim.drop_epochs(config.train.epochs) == list(milestones)
 
 
 def test_a_demo_that_was_stopped_names_no_option_that_it_has_not(
@@ -379,7 +379,8 @@ def test_help_lists_every_command_and_recipe(call: Call) -> None:
     text = call("--help").stdout
     assert all(f"shortlist {name}" in text for name in ("train", "evaluate", "predict", "report", "datasets", "demo"))
     listed = call("train", "--help").stdout
-    assert all(name in listed for name in recipes.RECIPES)
+    for lines in recipes.overview().values():
+        assert all(f"  {name} " in listed for name, _ in lines)
     assert "K of the top-K objective" in call("train", "smoke", "--help").stdout
 
 

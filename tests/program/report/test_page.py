@@ -22,14 +22,15 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from shortlist.errors import ShortlistError
-from shortlist.program.config import DataConfig, LossConfig, OptimConfig, RunConfig, TrainConfig
+from shortlist.program.config import DataConfig, OptimConfig, RunConfig, TrainConfig
+from shortlist.program.losses import LOSSES, FocalConfig, NoisedTopKHingeConfig
 from shortlist.program.report.accuracy import macro_by_k, macro_in_bin, micro_by_k, size_bins
 from shortlist.program.report.charts import Line, Point, key, line_chart
 from shortlist.program.report.confusions import most_confused
 from shortlist.program.report.gather import Comparison, gather
 from shortlist.program.report.headings import data_facts, data_name
 from shortlist.program.report.markup import element
-from shortlist.program.report.names import LOSS_NAMES, short_labels
+from shortlist.program.report.names import short_labels
 from shortlist.program.report.page import write_report
 from shortlist.program.report.scales import Axis, count_axis, number_axis, percent_axis, size_axis
 from shortlist.program.runs.folder import RunFolder
@@ -105,7 +106,7 @@ def runs(world: World, tmp_path_factory: pytest.TempPathFactory) -> list[RunFold
     root = tmp_path_factory.mktemp("runs")
     made = [make_run(root / f"ce-{seed}", world, "cross_entropy", seed, skill=3.0) for seed in (0, 1, 2)]
     made += [make_run(root / f"ldam-{seed}", world, "ldam", seed, skill=2.0) for seed in (0, 1)]
-    made.append(make_run(root / "noised", world, LossConfig(name="noised_topk_hinge", epsilon=0.3), skill=4.0))
+    made.append(make_run(root / "noised", world, NoisedTopKHingeConfig(epsilon=0.3), skill=4.0))
     made.append(make_run(root / "focal", world, "focal", finished=False))
     return made
 
@@ -164,7 +165,7 @@ def test_every_number_in_the_table_is_that_of_the_runs(page: Node, runs: list[Ru
     finals = _finals(runs, loss)
     expected = [[final["test"][name] for final in finals] for name in NUMBERS]
     expected += [[final["train_seconds"] for final in finals], [final["best_epoch"] + 1 for final in finals]]
-    row = _rows(page)[LOSS_NAMES[loss]]
+    row = _rows(page)[LOSSES[loss].label]
     cells = row.all("td")
     assert len(cells) == len(expected)
     for cell, values in zip(cells, expected, strict=True):
@@ -509,7 +510,7 @@ def test_many_set_ups_look_different() -> None:
 
 def test_labels_tell_set_ups_apart() -> None:
     configs = [
-        RunConfig(loss=LossConfig(name=name, epsilon=epsilon), optim=OptimConfig(lr=lr), recipe=recipe)
+        RunConfig(loss=NoisedTopKHingeConfig(name=name, epsilon=epsilon), optim=OptimConfig(lr=lr), recipe=recipe)
         for name in ("cross_entropy", "noised_topk_hinge")
         for epsilon in (0.1, 0.2)
         for lr in (0.1, 1.0)
@@ -679,10 +680,10 @@ def test_classes_of_one_size_have_no_chart_against_size(tmp_path: Path) -> None:
 
 
 def test_only_k_in_common_are_compared(world: World, runs: list[RunFolder], tmp_path: Path) -> None:
-    other = make_run(tmp_path / "a", world, LossConfig(name="focal", k=3), train=TrainConfig(epochs=2, ks=(2, 3)))
+    other = make_run(tmp_path / "a", world, FocalConfig(k=3), train=TrainConfig(epochs=2, ks=(2, 3)))
     page = parsed(write_report([runs[0], other], tmp_path / "page.html").read_text())
     assert [head.text for head in page.all("thead")[0].all("th") if head.text.startswith("top-")] == ["top-3", "top-3"]
-    nothing = make_run(tmp_path / "b", world, LossConfig(name="focal", k=2), train=TrainConfig(epochs=2, ks=(2,)))
+    nothing = make_run(tmp_path / "b", world, FocalConfig(k=2), train=TrainConfig(epochs=2, ks=(2,)))
     page = parsed(write_report([runs[0], nothing], tmp_path / "page.html").read_text())
     assert [head.text for head in page.all("thead")[0].all("th")] == ["loss", "training", "seconds", "best epoch"]
 
@@ -697,7 +698,7 @@ def test_a_picture_that_somebody_else_put_there_is_left_alone(runs: list[RunFold
 
 def test_the_most_accurate_are_shown_side_by_side(world: World, tmp_path: Path) -> None:
     made = [
-        make_run(tmp_path / str(number), world, LossConfig(name="focal", gamma=number), skill=1 + number, epochs=2)
+        make_run(tmp_path / str(number), world, FocalConfig(gamma=number), skill=1 + number, epochs=2)
         for number in range(6)
     ]
     page = parsed(write_report(made, tmp_path / "page.html").read_text())

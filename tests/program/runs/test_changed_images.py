@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 
 from shortlist import ShortlistError
-from shortlist.program.config import DataConfig, LossConfig, ModelConfig, RunConfig, TrainConfig
+from shortlist.program.config import DataConfig, ModelConfig, RunConfig, TrainConfig
 from shortlist.program.data.image_io import read_image
 from shortlist.program.data.loading import load_problem
+from shortlist.program.losses import CrossEntropyConfig
 from shortlist.program.runs.folder import RunFolder
 from shortlist.program.runs.recorded_data import has_other_training_images
 from shortlist.program.training.loop import Trainer, train
@@ -25,7 +26,7 @@ def photos_config(root: Path) -> RunConfig:
     return RunConfig(
         data=DataConfig(name="folder", root=str(root), image_size=16, workers=0),
         model=ModelConfig(name="glyphnet"),
-        loss=LossConfig(name="cross_entropy", k=1),
+        loss=CrossEntropyConfig(k=1),
         train=TrainConfig(epochs=1, batch_size=8, ks=(1,), device="cpu"),
     )
 

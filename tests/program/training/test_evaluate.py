@@ -9,9 +9,10 @@ import torch
 from torch import nn
 
 from shortlist.program.cli import main as cli
-from shortlist.program.config import LossConfig, TrainConfig
+from shortlist.program.config import TrainConfig
 from shortlist.program.data.base import Problem
 from shortlist.program.data.in_memory import TensorSplit
+from shortlist.program.losses import CrossEntropyConfig
 from shortlist.program.runs.folder import RunFolder
 from shortlist.program.training.evaluate import evaluate, evaluate_run
 from shortlist.program.training.loop import train
@@ -23,7 +24,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
     """A run whose loss has a K that is not among those it is measured at."""
     folder = tmp_path_factory.mktemp("run")
     settings = TrainConfig(epochs=1, batch_size=64, ks=(1, 3), device="cpu")
-    loss = LossConfig(name="cross_entropy", k=2)
+    loss = CrossEntropyConfig(k=2)
     config = small_config(write_embeddings(folder / "points.npz", images=200), loss=loss, train=settings)
     return train(config, folder=folder / "run", quiet=True)
 

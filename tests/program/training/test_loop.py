@@ -7,8 +7,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from shortlist.program.config import LossConfig, OptimConfig, RunConfig, TrainConfig
+from shortlist.program.config import OptimConfig, RunConfig, TrainConfig
 from shortlist.program.data.loading import load_problem
+from shortlist.program.losses import CrossEntropyConfig
 from shortlist.program.runs.folder import RunFolder
 from shortlist.program.training.evaluate import evaluate_run
 from shortlist.program.training.loop import Trainer, make_fabric, run_to_the_end, train
@@ -22,7 +23,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def config_for(data: Path, optim: OptimConfig, **settings: int) -> RunConfig:
     usual = TrainConfig(epochs=1, batch_size=64, ks=(1, 3), device="cpu")
-    loss = LossConfig(name="cross_entropy", k=3)
+    loss = CrossEntropyConfig(k=3)
     return small_config(data, loss=loss, optim=optim, train=replace(usual, **settings))  # type: ignore[arg-type]
 
 

@@ -9,8 +9,9 @@ import pytest
 
 from shortlist import ShortlistError
 from shortlist.program.cli import main as cli
-from shortlist.program.config import DataConfig, LossConfig, ModelConfig, RunConfig, TrainConfig
+from shortlist.program.config import DataConfig, ModelConfig, RunConfig, TrainConfig
 from shortlist.program.data.image_io import file_preprocess
+from shortlist.program.losses import CrossEntropyConfig
 from shortlist.program.models.build import build_model
 from shortlist.program.runs.folder import RunFolder, as_safetensors
 from shortlist.program.training.predict import Predictor, image_files
@@ -25,7 +26,7 @@ def run(tmp_path: Path) -> RunFolder:
     config = RunConfig(
         data=DataConfig(name="folder", image_size=16),
         model=ModelConfig(name="resnet32"),
-        loss=LossConfig(name="cross_entropy", k=2),
+        loss=CrossEntropyConfig(k=2),
         train=TrainConfig(ks=(1, 4), device="cpu"),
     )
     run = RunFolder(tmp_path / "run")

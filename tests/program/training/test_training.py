@@ -25,10 +25,11 @@ from torch.utils.tensorboard import SummaryWriter
 
 from shortlist import ShortlistError
 from shortlist.program.atomic_files import WRITING
-from shortlist.program.cli import main as cli
-from shortlist.program.config import DataConfig, LossConfig, ModelConfig, OptimConfig, RunConfig, TrainConfig
+from shortlist.program.cli import commands
+from shortlist.program.config import DataConfig, ModelConfig, OptimConfig, RunConfig, TrainConfig, changed
 from shortlist.program.data.image_folder import FileSplit
 from shortlist.program.data.loading import load_problem
+from shortlist.program.losses import CrossEntropyConfig, LDAMConfig, NoisedTopKHingeConfig
 from shortlist.program.runs.folder import RunFolder
 from shortlist.program.runs.records import read_classes
 from shortlist.program.training import loop as training
@@ -206,7 +207,7 @@ def test_two_ranks_stop_together_and_resume_with_the_same_numbers(data: Path, tm
 
 def test_two_ranks_give_the_metrics_of_one(data: Path, tmp_path: Path) -> None:
     # The expectation in place of draws: ranks draw noise of their own, which one process cannot repeat.
-    loss = LossConfig(name="noised_topk_hinge", k=3, epsilon=0.3, n_samples=float("inf"))
+    loss = NoisedTopKHingeConfig(k=3, epsilon=0.3, n_samples=float("inf"))
     settings = TrainConfig(epochs=3, batch_size=50, accumulate=2, ks=(1, 3), device="cpu", eval_batch_size=7)
     config = small_config(data, loss=loss, train=settings)
     alone = train(replace(config, recipe="embeddings"), folder=tmp_path / "alone", quiet=True).path
@@ -235,7 +236,7 @@ def test_ranks_without_a_validation_image_wait_for_nobody(tmp_path: Path) -> Non
 def test_an_epoch_has_the_same_loss_on_however_many_ranks_it_goes_on(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    loss = LossConfig(name="cross_entropy", k=3)
+    loss = CrossEntropyConfig(k=3)
     config = small_config(data, loss=loss, train=TrainConfig(epochs=1, batch_size=36, ks=(1, 3), device="cpu"))
     config = replace(config, recipe="embeddings")
     whole = outcome(train(config, folder=tmp_path / "whole", quiet=True).path)
@@ -322,7 +323,7 @@ def test_best_weights_that_are_lost_are_said_to_be(data: Path, tmp_path: Path, m
 
 
 def test_a_batch_in_parts_is_the_whole_batch(data: Path, tmp_path: Path) -> None:
-    loss = LossConfig(name="cross_entropy", k=3)
+    loss = CrossEntropyConfig(k=3)
     results = []
     for parts in (1, 4):
         settings = TrainConfig(epochs=2, batch_size=36, accumulate=parts, ks=(1, 3), device="cpu")
@@ -334,7 +335,7 @@ def test_a_batch_in_parts_is_the_whole_batch(data: Path, tmp_path: Path) -> None
 
 @pytest.mark.parametrize("name", ["cross_entropy", "focal", "ldam", "topk_hinge", "convex_topk_hinge"])
 def test_every_other_loss_trains(data: Path, tmp_path: Path, name: str) -> None:
-    config = small_config(data, loss=LossConfig(name=name, k=3, scale=10))  # type: ignore[arg-type]
+    config = small_config(data, loss=changed(RunConfig(), {"loss.name": name, "loss.k": 3}).loss)
     result = outcome(train(config, folder=tmp_path, quiet=True).path)
     assert result["final"]["test"]["micro_top3"] > 0.5
 
@@ -369,7 +370,7 @@ def photos_config(root: Path, **settings: Any) -> RunConfig:
     return RunConfig(
         data=DataConfig(**usual | settings),
         model=ModelConfig(name="glyphnet"),
-        loss=LossConfig(name="cross_entropy", k=1),
+        loss=CrossEntropyConfig(k=1),
         train=TrainConfig(epochs=2, batch_size=8, ks=(1,), device="cpu"),
     )
 
@@ -390,12 +391,12 @@ def test_a_run_goes_on_with_the_training_images_that_it_began_with(
     moved.rename(there)
     with pytest.raises(ShortlistError, match="the training images are not those"):
         train(config, folder=tmp_path / "run", resume=True, quiet=True)
-    cli.evaluate([str(tmp_path / "run"), "--device", "cpu"])
+    commands.evaluate([str(tmp_path / "run"), "--device", "cpu"])
     assert "these may be among them" in capsys.readouterr().err
     there.rename(moved)
     there.write_bytes(before)
     assert train(config, folder=tmp_path / "run", resume=True, quiet=True).finished
-    cli.evaluate([str(tmp_path / "run"), "--device", "cpu"])
+    commands.evaluate([str(tmp_path / "run"), "--device", "cpu"])
     assert "these may be among them" not in capsys.readouterr().err
 
 
@@ -450,7 +451,7 @@ def test_a_metric_of_no_class_is_refused_before_training(tmp_path: Path) -> None
 
 
 def test_cosines_without_a_scale_are_refused(data: Path, tmp_path: Path) -> None:
-    config = small_config(data, model=ModelConfig(name="none", head="cosine"), loss=LossConfig(name="cross_entropy"))
+    config = small_config(data, model=ModelConfig(name="none", head="cosine"), loss=CrossEntropyConfig())
     with pytest.raises(ShortlistError, match=r"model\.head must be linear for cross_entropy"):
         train(config, folder=tmp_path, quiet=True)
 
@@ -524,9 +525,9 @@ def test_a_seed_that_has_finished_is_not_repeated_for_other_workers(
     data: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     settings = ["embeddings", *config_arguments(small_config(data)), "--out", str(tmp_path), "--train.epochs", "2"]
-    cli.train([*settings, "--seeds", "0"])
+    commands.train([*settings, "--seeds", "0"])
     shutil.copy(data, tmp_path / "moved.npz")
-    cli.train([*settings, "--seeds", "0", "1", "--resume", "--data.root", str(tmp_path / "moved.npz")])
+    commands.train([*settings, "--seeds", "0", "1", "--resume", "--data.root", str(tmp_path / "moved.npz")])
     assert f"{tmp_path}/s0 has finished before" in capfd.readouterr().err
     assert RunFolder(tmp_path / "s1").finished
 
@@ -564,7 +565,7 @@ def test_a_network_that_suggests_the_same_for_all_images_is_told_of_once(
 def test_a_network_that_says_nothing_is_not_always_right(tmp_path: Path) -> None:
     arrays = dict(np.load(write_embeddings(tmp_path / "points.npz")))
     np.savez(tmp_path / "zeros.npz", **{name: 0 * each if name[-1] == "x" else each for name, each in arrays.items()})
-    loss = LossConfig(name="ldam", k=3)
+    loss = LDAMConfig(k=3)
     config = small_config(tmp_path / "zeros.npz", model=ModelConfig(name="none", head="cosine"), loss=loss)
     with pytest.raises(DivergedError, match="after epoch 1 all suggestions have the same score"):
         train(config, folder=tmp_path / "run", quiet=True)
@@ -642,7 +643,7 @@ def test_a_class_that_label_noise_empties_does_not_stop_the_losses_with_counts(t
     noise = {"label_noise": 0.5, "noise_groups": "consecutive"}
     noisy = DataConfig(name="embeddings", root=str(tmp_path / "points.npz"), imbalance=20, **noise)  # type: ignore[arg-type]
     assert load_problem(noisy).class_counts.min() == 0
-    loss = LossConfig(name=name, k=3, scale=10)  # type: ignore[arg-type]
+    loss = changed(RunConfig(), {"loss.name": name, "loss.k": 3}).loss
     settings = TrainConfig(epochs=1, batch_size=16, ks=(1, 3), device="cpu")
     config = replace(small_config(tmp_path, loss=loss, train=settings), data=noisy)
     assert train(config, folder=tmp_path / "run", quiet=True).finished
@@ -682,7 +683,7 @@ def test_only_whole_batches_are_compiled(data: Path, tmp_path: Path) -> None:
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
     settings = TrainConfig(epochs=2, batch_size=32, ks=(1, 3), device="cpu", compile=True)  # and a last batch of 4
-    config = small_config(data, train=settings, loss=LossConfig(name="cross_entropy", k=3))
+    config = small_config(data, train=settings, loss=CrossEntropyConfig(k=3))
     compiled = outcome(train(config, folder=tmp_path / "compiled", quiet=True).path)
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
     plain = replace(config, train=replace(settings, compile=False))
@@ -692,7 +693,7 @@ def test_only_whole_batches_are_compiled(data: Path, tmp_path: Path) -> None:
 
 
 def test_a_loss_that_diverges_is_reported_and_leaves_nothing_half_written(data: Path, tmp_path: Path) -> None:
-    config = small_config(data, optim=OptimConfig(lr=1e38), loss=LossConfig(name="cross_entropy", k=3))
+    config = small_config(data, optim=OptimConfig(lr=1e38), loss=CrossEntropyConfig(k=3))
     with pytest.raises(ShortlistError, match=r"the loss became (nan|inf) in epoch \d, at or before step \d+: try"):
         train(config, folder=tmp_path, quiet=True)
     assert not (tmp_path / "final.json").exists()

@@ -13,22 +13,23 @@ from shortlist.program.bench.contenders import Bench
 from shortlist.program.bench.losses import CROSS_ENTROPY, OURS
 from shortlist.program.bench.measurements import Case, Measurement
 from shortlist.program.bench.timing import Timing
-from shortlist.program.config import LossConfig, RunConfig, changed
+from shortlist.program.config import RunConfig, changed
 from shortlist.program.data.catalogue import check
+from shortlist.program.losses import CrossEntropyConfig, LossConfig, NoisedTopKHingeConfig, SmoothTopKHingeConfig
 from shortlist.program.runs.records import read_classes
 from shortlist.program.training.loop import train
 
 SUITE = "epoch"
 SMOOTH_HINGE = "shortlist, smoothed hinge"
 _EPOCHS = 3
-_LOSSES = (
-    (CROSS_ENTROPY, LossConfig(name="cross_entropy")),
+_LOSSES: tuple[tuple[str, LossConfig], ...] = (
+    (CROSS_ENTROPY, CrossEntropyConfig()),
     *(
-        (OURS, LossConfig(name="noised_topk_hinge", k=k, epsilon=0.2, n_samples=n_samples))
+        (OURS, NoisedTopKHingeConfig(k=k, epsilon=0.2, n_samples=n_samples))
         for k in (1, 5, 20, 50)
         for n_samples in (3, 10)
     ),
-    (SMOOTH_HINGE, LossConfig(name="smooth_topk_hinge", k=5)),
+    (SMOOTH_HINGE, SmoothTopKHingeConfig(k=5)),
 )
 
 
@@ -52,14 +53,13 @@ def _measured(bench: Bench, entry: str, config: RunConfig) -> Measurement:
         times = Timing.of(run.epoch_seconds())
         num_classes = len(read_classes(run).names)
     loss = config.loss
-    noised = loss.name == "noised_topk_hinge"
     case = Case(
         dtype="bfloat16" if config.train.precision == "bf16-mixed" else "float32",
         N=config.train.batch_size,
         L=num_classes,
-        K=None if loss.name == "cross_entropy" else loss.k,
-        B=int(loss.n_samples) if noised else None,
-        epsilon=loss.epsilon if noised else None,
+        K=loss.k if loss.uses_k else None,
+        B=int(loss.n_samples) if isinstance(loss, NoisedTopKHingeConfig) else None,
+        epsilon=loss.epsilon if isinstance(loss, NoisedTopKHingeConfig) else None,
     )
     note = f"an epoch of {config.data.name} with {config.model.name}"
     return bench.row(SUITE, entry, case, wall=times, note=note)
@@ -82,7 +82,7 @@ def _tiny(folder: Path) -> RunConfig:
         config,
         data=replace(config.data, root=str(file), val_fraction=0.2),
         model=replace(config.model, head="linear"),
-        loss=LossConfig(name="noised_topk_hinge", k=2),
+        loss=NoisedTopKHingeConfig(k=2),
         train=replace(config.train, epochs=_EPOCHS, batch_size=16, ks=(1, 2)),
     )
 

@@ -6,7 +6,6 @@ from pathlib import Path
 from rich.table import Table
 
 from shortlist.program import recipes
-from shortlist.program.report.names import LOSS_NAMES
 from shortlist.program.report.page import write_report
 from shortlist.program.runs.folder import RunFolder
 from shortlist.program.runs.records import read_result
@@ -53,5 +52,5 @@ def results_table(runs: Sequence[RunFolder]) -> Table:
     for run in runs:
         result = read_result(run)
         values = ("-" if result["test"].get(name) is None else f"{100 * result['test'][name]:.1f}" for name in columns)
-        table.add_row(LOSS_NAMES[run.config.loss.name], *values, f"{result['train_seconds']:.0f}")
+        table.add_row(run.config.loss.label, *values, f"{result['train_seconds']:.0f}")
     return table

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from shortlist.errors import ShortlistError
-from shortlist.program.config import DataConfig, RunConfig, essential
+from shortlist.program.config import DataConfig, RunConfig
 from shortlist.program.report.names import short_labels
 from shortlist.program.report.summary import Summary, summarise
 from shortlist.program.runs.folder import METRIC, RunFolder
@@ -160,8 +160,8 @@ def gather(runs: list[RunFolder]) -> list[Comparison]:
 def _compare(runs: list[Run]) -> Comparison:
     by_key: dict[str, list[Run]] = {}
     for run in runs:
-        by_key.setdefault(essential(run.config).key(), []).append(run)
-    labels = short_labels([essential(members[0].config) for members in by_key.values()])
+        by_key.setdefault(run.config.key(), []).append(run)
+    labels = short_labels([members[0].config for members in by_key.values()])
     setups = [
         _setup(label, style, members)
         for style, (label, members) in enumerate(zip(labels, by_key.values(), strict=True))

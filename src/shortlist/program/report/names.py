@@ -4,21 +4,9 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
-from shortlist.program.config import SETTINGS_OF, LossConfig, LossName, RunConfig, to_dict
+from shortlist.program.config import RunConfig, identity, to_dict
+from shortlist.program.losses import LOSSES, LossConfig
 
-LOSS_NAMES: dict[LossName, str] = {
-    "cross_entropy": "Cross-entropy",
-    "focal": "Focal",
-    "ldam": "LDAM",
-    "logit_adjusted": "Logit adjustment",
-    "balanced_softmax": "Balanced softmax",
-    "topk_hinge": "Top-K hinge",
-    "convex_topk_hinge": "Convex top-K hinge",
-    "calibrated_topk_hinge": "Calibrated top-K hinge",
-    "smooth_topk_hinge": "Smoothed top-K hinge",
-    "noised_topk_hinge": "Noised top-K hinge",
-    "imbalanced_noised_topk_hinge": "Imbalanced noised top-K hinge",
-}
 _SYMBOLS = {
     "k": "K",
     "epsilon": "ε",
@@ -31,13 +19,14 @@ _SYMBOLS = {
 
 
 def loss_settings(loss: LossConfig) -> str:
-    """The settings that this loss makes use of.
+    """The settings of the loss itself.
 
     Example:
-        >>> loss_settings(LossConfig(name="noised_topk_hinge", k=5, epsilon=0.2, n_samples=10))
+        >>> from shortlist.program.losses import NoisedTopKHingeConfig
+        >>> loss_settings(NoisedTopKHingeConfig(k=5, epsilon=0.2, n_samples=10))
         'K = 5, ε = 0.2, B = 10'
     """
-    return ", ".join(f"{_SYMBOLS[name]} = {getattr(loss, name):g}" for name in SETTINGS_OF[loss.name])
+    return ", ".join(f"{_SYMBOLS[name]} = {value:g}" for name, value in loss.settings().items())
 
 
 def settings(config: RunConfig) -> dict[str, Any]:
@@ -61,14 +50,15 @@ def shown(value: Any) -> str:
 
 
 def varied_settings(configs: Sequence[RunConfig]) -> list[str]:
-    """Names of the settings in which the configurations differ."""
-    flat = [settings(config) for config in configs]
-    return [name for name in flat[0] if any(each[name] != flat[0][name] for each in flat)]
+    """Names of the settings in which the runs differ, those of the loss first."""
+    known = [identity(config) for config in configs]
+    names = dict.fromkeys(name for config in configs for name in settings(config))
+    return [name for name in names if len({str(values.get(name)) for values in known}) > 1]
 
 
 def short_labels(configs: Sequence[RunConfig]) -> list[str]:
     """The loss's name and, where set-ups share a loss, as many settings as are needed to tell them apart."""
-    members: dict[LossName, list[int]] = defaultdict(list)
+    members: dict[str, list[int]] = defaultdict(list)
     for position, config in enumerate(configs):
         members[config.loss.name].append(position)
     labels = [""] * len(configs)
@@ -77,7 +67,8 @@ def short_labels(configs: Sequence[RunConfig]) -> list[str]:
         for position in positions:
             values = settings(configs[position])
             details = ", ".join(f"{_plain_name(name)} = {shown(values[name])}" for name in needed)
-            labels[position] = f"{LOSS_NAMES[loss]} ({details})" if details else LOSS_NAMES[loss]
+            label = LOSSES[loss].label
+            labels[position] = f"{label} ({details})" if details else label
     return labels
 
 

@@ -5,7 +5,6 @@ from pathlib import Path
 
 from shortlist.class_sizes import FEW_BELOW, MANY_ABOVE
 from shortlist.errors import ShortlistError
-from shortlist.program import recipes
 from shortlist.program.config import RunConfig
 from shortlist.program.marked_pages import MarkedPage
 from shortlist.program.report.names import loss_settings, shown
@@ -101,7 +100,7 @@ def _length(recipe: RunConfig, epochs: int) -> str:
     """Epochs, and what becomes of the learning rate in them."""
     optim = recipe.optim
     changes = [f"rising until {shown(optim.warmup_epochs)}"] if optim.warmup_epochs else []
-    if drops := recipes.scaled_milestones(recipe, epochs):
+    if drops := optim.drop_epochs(epochs):
         changes.append(f"falling to {shown(optim.decay)} of itself at {', '.join(map(str, drops))}")
     return counted(epochs, "epoch") + (f", the learning rate {' and '.join(changes)}" if changes else "")
 

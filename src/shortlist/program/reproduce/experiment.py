@@ -1,7 +1,7 @@
 """What an experiment is: cells of a table, each of them one run of a recipe, at one of three scales."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from fnmatch import fnmatch
 from pathlib import Path
 
@@ -105,15 +105,9 @@ class Experiment:
         recipe = recipes.build(cell.recipe)
         full = self.paper_epochs or recipe.train.epochs
         epochs = {"smoke": min(_SMOKE_EPOCHS, full), "short": self.short_epochs, "paper": full}[scale]
-        length = {"train.epochs": epochs, "optim.milestones": recipes.scaled_milestones(recipe, epochs)}
         if scale == "smoke":
             from shortlist.program.reproduce import tiny_data  # here: the list of tables does not wait for torch
 
             tiny = {**_TINY, "data.root": str(tiny_data.path(runs_root))}
-            return changed(recipe, {**length, **cell.changes, **tiny})
-        return changed(recipe, {**length, **_FAST, **self.settings, **cell.changes})
-
-
-def without_seed(config: RunConfig) -> RunConfig:
-    """For comparing what two runs have in common."""
-    return replace(config, seed=0)
+            return changed(recipe, {"train.epochs": epochs, **cell.changes, **tiny})
+        return changed(recipe, {"train.epochs": epochs, **_FAST, **self.settings, **cell.changes})

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 
 from shortlist.program import recipes
 from shortlist.program.reproduce.experiment import EPOCH_SECONDS, NONZERO_GRADIENTS, Cell, Experiment
-from shortlist.program.tuning.space import PAPER_GRIDS, grid_points
+from shortlist.program.tuning.space import grid_points
 
 COLUMN_NAMES = {
     "cross_entropy": "cross-entropy",
@@ -108,8 +108,9 @@ def _search_cells() -> list[Cell]:
     for loss in ("smooth", "noised", "focal", "ldam", "imbalanced", "cosine_cross_entropy", "logit_adjusted"):
         recipe = f"cifar100_lt_{loss}_k5"
         # Cross-entropy with a cosine layer is LDAM without margins.
-        paper = {} if loss == "cosine_cross_entropy" else PAPER_GRIDS.get(recipes.build(recipe).loss.name, {})
-        for settings in grid_points({**paper, **further.get(loss, {})}):
+        paper = {} if loss == "cosine_cross_entropy" else recipes.build(recipe).loss.paper_grid
+        axes = {f"loss.{name}": values for name, values in paper.items()}
+        for settings in grid_points({**axes, **further.get(loss, {})}):
             named = ", ".join(f"{name.removeprefix('loss.')} {value:g}" for name, value in settings.items())
             cells.append(Cell(f"{COLUMN_NAMES[loss]}: {named.replace('_', ' ')}", "accuracy", 5, recipe, settings))
     return cells

@@ -17,11 +17,11 @@ from pathlib import Path
 
 from shortlist.errors import ShortlistError
 from shortlist.program.atomic_files import locked, write_file
-from shortlist.program.config import RunConfig, from_dict, to_dict
+from shortlist.program.config import RunConfig, from_dict, identity, to_dict
 from shortlist.program.reproduce import Scale
-from shortlist.program.reproduce.experiment import EPOCH_SECONDS, NONZERO_GRADIENTS, Cell, Experiment, without_seed
+from shortlist.program.reproduce.experiment import EPOCH_SECONDS, NONZERO_GRADIENTS, Cell, Experiment
 from shortlist.program.reproduce.gradients import nonzero_gradients
-from shortlist.program.runs.folder import RunFolder, default_folder
+from shortlist.program.runs.folder import RunFolder
 from shortlist.program.runs.records import read_result
 from shortlist.program.text import spreadsheet_cell
 
@@ -60,21 +60,16 @@ def results_file(folder: Path, experiment: Experiment, scale: Scale) -> Path:
     return (folder / "smoke" if scale == "smoke" else folder) / f"{experiment.name}.csv"
 
 
-def run_folder(config: RunConfig, runs_root: Path) -> Path:
-    """Where a run belongs that is not there yet."""
-    return runs_root / default_folder(config).relative_to("runs")
-
-
 def runs_of(config: RunConfig, runs_root: Path) -> Iterator[RunFolder]:
     """The finished runs with this configuration, whatever their seed.
 
-    They are found by what their ``config.json`` says, not by their folders' names: a setting that a later version adds
-    changes the key in the name, and with its default nothing else.
+    They are found by their ``config.json``, not by the names of their folders: the key in the name may be that of an
+    older version.
     """
     for folder in sorted((runs_root / config.recipe).glob("*-s*")):
         run = RunFolder(folder)
         with suppress(ShortlistError):  # of a version that had other settings
-            if run.finished and without_seed(run.config) == without_seed(config):
+            if run.finished and identity(run.config) == identity(config):
                 yield run
 
 
@@ -182,7 +177,7 @@ def config_file(folder: Path, result: Result) -> Path:
 
 
 def _with_key_of_today(result: Result, folder: Path) -> Result:
-    """A setting that a later version adds changes the key, and with its default nothing else."""
+    """The result with the key that this version gives its configuration."""
     try:
         config = from_dict(json.loads(config_file(folder, result).read_text(encoding="utf-8")))
     except (OSError, ValueError):  # not kept, or of a version that had other settings
@@ -194,7 +189,7 @@ def _keep_config(result: Result, run: RunFolder, folder: Path) -> None:
     path = config_file(folder, result)
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_file(path, (json.dumps(to_dict(without_seed(run.config)), indent=1) + "\n").encode())
+        write_file(path, (json.dumps(to_dict(dataclasses.replace(run.config, seed=0)), indent=1) + "\n").encode())
 
 
 def _in_order(experiment: Experiment, results: Iterable[Result]) -> list[Result]:

@@ -16,8 +16,8 @@ from shortlist.program.config import RunConfig
 from shortlist.program.reproduce import Scale, tiny_data
 from shortlist.program.reproduce.experiment import EPOCH_SECONDS, NONZERO_GRADIENTS, Cell, Experiment
 from shortlist.program.reproduce.gradients import train_and_count
-from shortlist.program.reproduce.results import Result, results_file, results_of, run_folder, runs_of, update_results
-from shortlist.program.runs.folder import FinishedError, InUseError, RunFolder
+from shortlist.program.reproduce.results import Result, results_file, results_of, runs_of, update_results
+from shortlist.program.runs.folder import FinishedError, InUseError, RunFolder, default_folder
 from shortlist.program.training.loop import DivergedError, Interrupted, train
 from shortlist.program.wording import counted
 
@@ -101,7 +101,7 @@ def reproduce(
 def _done(experiment: Experiment, cell: Cell, config: RunConfig, scale: Scale, runs_root: Path, *, quiet: bool) -> str:
     """Have the run finished, and say what came out."""
     before = [run for run in runs_of(config, runs_root) if run.config.seed == config.seed]
-    folder = run_folder(config, runs_root)
+    folder = default_folder(config, runs_root)
     try:
         run = before[0] if before else _trained(experiment, config, folder, quiet=quiet)
     except FinishedError:  # by another process, since we looked

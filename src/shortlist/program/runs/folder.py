@@ -34,7 +34,7 @@ from typing import TYPE_CHECKING, Any
 
 from shortlist.errors import ShortlistError
 from shortlist.program.atomic_files import WRITING, explained, locked, refuse_links, write_file
-from shortlist.program.config import RunConfig, differences, from_dict, to_dict
+from shortlist.program.config import RunConfig, differences, from_dict, identity, to_dict
 from shortlist.program.text import hide_passwords_of_word
 
 # torch is imported where it is needed: a mistyped path must not wait for it.
@@ -370,9 +370,19 @@ class RunFolder:
         return digests - {""}
 
 
-def default_folder(config: RunConfig) -> Path:
-    """Where a run goes if nobody says where."""
-    return Path("runs", config.recipe, f"{config.key()}-s{config.seed}")
+def default_folder(config: RunConfig, root: Path = Path("runs")) -> Path:
+    """Where a run goes if nobody says where: the folder that holds it already, or a new one.
+
+    The run is recognised by its configuration: the key in the name of its folder may be that of an older version.
+    """
+    new = root / config.recipe / f"{config.key()}-s{config.seed}"
+    if new.exists():
+        return new
+    for folder in sorted(new.parent.glob(f"*-s{config.seed}")):
+        with suppress(ShortlistError):
+            if identity(RunFolder(folder).config) == identity(config):
+                return folder
+    return new
 
 
 def find_runs(paths: list[Path]) -> list[RunFolder]:

@@ -1,4 +1,4 @@
-"""The learning rate as a function of time, so that a resumed run needs no state of a scheduler."""
+"""The learning rate as a function of the epoch and step, so that resuming needs no scheduler state."""
 
 import math
 
@@ -9,7 +9,7 @@ def learning_rate(config: OptimConfig, epoch: int, step: int, steps: int, epochs
     """Learning rate of step ``step`` (of ``steps``) of epoch ``epoch`` (of ``epochs``), both counted from 0.
 
     Example:
-        >>> config = OptimConfig(lr=0.1, schedule="step", milestones=(150, 225))
+        >>> config = OptimConfig(lr=0.1, schedule="step", milestones=(0.5, 0.75))
         >>> [round(learning_rate(config, epoch, 0, 10, 300), 6) for epoch in (0, 149, 150, 225)]
         [0.1, 0.1, 0.01, 0.001]
     """
@@ -17,7 +17,7 @@ def learning_rate(config: OptimConfig, epoch: int, step: int, steps: int, epochs
     if now < config.warmup_epochs:
         return config.lr * (now + 1 / steps) / (config.warmup_epochs + 1 / steps)
     if config.schedule == "step":
-        return config.lr * config.decay ** sum(epoch >= milestone for milestone in config.milestones)
+        return config.lr * config.decay ** sum(epoch >= drop for drop in config.drop_epochs(epochs))
     if config.schedule == "cosine":
         share = (now - config.warmup_epochs) / (epochs - config.warmup_epochs)
         return config.lr * (1 + math.cos(math.pi * share)) / 2

@@ -2,65 +2,23 @@
 
 import dataclasses
 import itertools
-import math
 import operator
 import typing
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Literal
 
 from shortlist.errors import ShortlistError
 from shortlist.program import recipes
-from shortlist.program.config import SETTINGS_OF, LossName, RunConfig, changed
+from shortlist.program.config import RunConfig, changed
+from shortlist.program.losses import LOSSES, Range
 
 Grid = Literal["auto", "paper", "given", "none"]
 Settings = Mapping[str, float]
 """Values by their names on the command line, such as ``loss.max_margin``."""
 
 
-@dataclass(frozen=True)
-class Range:
-    """Numbers to sample from, evenly or evenly in their logarithm."""
-
-    low: float
-    high: float
-    log: bool = False
-
-    def __post_init__(self) -> None:
-        if not (math.isfinite(self.high) and self.low < self.high and (self.low > 0 or not self.log)):
-            raise ShortlistError(f"a range to sample from must go up from low to high, got {self.low} to {self.high}")
-
-    @property
-    def examples(self) -> tuple[float, float, float]:
-        """The ends, and one number between them."""
-        return self.low, math.sqrt(self.low * self.high) if self.log else (self.low + self.high) / 2, self.high
-
-
 Axis = tuple[float, ...] | Range
 """What is tried for one setting: each of some values, or samples from a range."""
-
-_MARGINS = (0.2, 0.3, 0.4, 0.5)
-PAPER_GRIDS: dict[LossName, dict[str, tuple[float, ...]]] = {
-    "focal": {"loss.gamma": (0.5, 1.0, 2.0, 5.0)},
-    "smooth_topk_hinge": {"loss.tau": (0.1, 1.0)},
-    "ldam": {"loss.max_margin": _MARGINS},
-    "imbalanced_noised_topk_hinge": {"loss.max_margin": _MARGINS, "loss.epsilon": (0.01, 0.05, 0.1)},
-}
-"""The paper's last appendix, "Imbalanced case". It names no grid for the scale, only the values that were found."""
-
-RANGES: dict[LossName, dict[str, Range]] = {
-    "focal": {"loss.gamma": Range(0.0, 5.0)},
-    "smooth_topk_hinge": {"loss.tau": Range(0.01, 10.0, log=True)},
-    "ldam": {"loss.max_margin": Range(0.0, 0.8), "loss.scale": Range(10.0, 100.0, log=True)},
-    "logit_adjusted": {"loss.tau": Range(0.0, 3.0)},
-    "noised_topk_hinge": {"loss.epsilon": Range(0.01, 10.0, log=True)},
-    "imbalanced_noised_topk_hinge": {
-        "loss.max_margin": Range(0.0, 0.8),
-        "loss.epsilon": Range(0.001, 1.0, log=True),
-        "loss.scale": Range(10.0, 100.0, log=True),
-    },
-}
-"""Where to sample the settings of a loss; they contain the paper's grids. Margins and noise live on cosines."""
 
 
 def search_axes(
@@ -80,15 +38,18 @@ def search_axes(
         {'loss.epsilon': Range(low=0.01, high=10.0, log=True)}
     """
     loss = config.loss.name
-    if grid == "paper" and loss not in PAPER_GRIDS:
-        raise ShortlistError(f"the paper has no grid for {loss}, only for {', '.join(PAPER_GRIDS)}")
+    paper_grid: Mapping[str, Axis] = {f"loss.{name}": values for name, values in config.loss.paper_grid.items()}
+    ranges: Mapping[str, Axis] = {f"loss.{name}": values for name, values in config.loss.ranges.items()}
+    if grid == "paper" and not paper_grid:
+        having = [name for name, kind in LOSSES.items() if kind.paper_grid]
+        raise ShortlistError(f"the paper has no grid for {loss}, only for {', '.join(having)}")
     if grid == "given" and not search:
         raise ShortlistError("--grid given needs --search, e.g. --search loss.scale=30,50")
     given = _parsed(config, search)
     if grid == "auto":
-        grid = "paper" if loss in PAPER_GRIDS else "given" if given else "none"
+        grid = "paper" if paper_grid else "given" if given else "none"
     sampled = grid == "none"
-    usual: Mapping[str, Axis] = {} if grid == "given" else RANGES.get(loss, {}) if sampled else PAPER_GRIDS[loss]
+    usual: Mapping[str, Axis] = {} if grid == "given" else ranges if sampled else paper_grid
     kept = [name for name in usual if name not in given and (name in fixed or _is_set_by_user(config, name))]
     asked = {name: _spanned(values) if sampled else values for name, values in given.items()}
     axes = {name: axis for name, axis in usual.items() if name not in kept} | asked
@@ -123,7 +84,8 @@ def _is_set_by_user(config: RunConfig, setting: str) -> bool:
     if config.recipe not in recipes.RECIPES:
         return False
     value = operator.attrgetter(setting)
-    return bool(value(config) != value(recipes.build(config.recipe)))
+    recipe = recipes.with_loss(recipes.build(config.recipe), config.loss.name)
+    return bool(value(config) != value(recipe))
 
 
 def _examples(axis: Axis) -> tuple[float, ...]:
@@ -142,6 +104,11 @@ def _parsed(config: RunConfig, search: Sequence[str]) -> dict[str, tuple[float, 
             raise ShortlistError(
                 f"search must name a setting that takes any number, as optim.lr does, and {section}.{name} does not"
             )
+        if equals and section == "loss" and name not in kinds:
+            known = " and ".join(f"loss.{setting}" for setting in config.loss.settings()) or "none"
+            raise ShortlistError(
+                f"search must name a setting of the loss {config.loss.name}, which has {known}, got loss.{name}"
+            )
         if not equals or name not in kinds:
             raise ShortlistError(f"search must name a number among the settings, as loss.scale=30,50, got {text!r}")
         if f"{section}.{name}" in given:
@@ -150,11 +117,6 @@ def _parsed(config: RunConfig, search: Sequence[str]) -> dict[str, tuple[float, 
             values = tuple(dict.fromkeys(float(value) for value in listed.split(",")))
         except ValueError:
             raise ShortlistError(f"search must list numbers, as loss.scale=30,50, got {text!r}") from None
-        if section == "loss" and name not in (used := SETTINGS_OF[config.loss.name]):
-            theirs = " and ".join(f"loss.{each}" for each in used) or "none"
-            raise ShortlistError(
-                f"search must name settings that {config.loss.name} uses, {theirs}: loss.{name} would change nothing"
-            )
         given[f"{section}.{name}"] = values
     return given
 

@@ -40,15 +40,16 @@ from sqlalchemy.exc import SQLAlchemyError
 from shortlist.errors import ShortlistError
 from shortlist.program import recipes
 from shortlist.program.atomic_files import locked, refuse_links, write_file
-from shortlist.program.config import RunConfig, canonical, changed, essential, to_dict
+from shortlist.program.config import RunConfig, changed, identity, to_dict
 from shortlist.program.data.base import Problem
 from shortlist.program.data.loading import load_problem
+from shortlist.program.losses import Range
 from shortlist.program.runs.folder import InUseError, RunFolder, default_folder
 from shortlist.program.runs.recorded_data import refuse_other_data, refuse_other_training_images
 from shortlist.program.seeds import mix_seed
 from shortlist.program.text import spreadsheet_cell
 from shortlist.program.training.loop import DivergedError, Interrupted, Trainer, epochs_done, make_fabric
-from shortlist.program.tuning.space import Axis, Grid, Range, Settings, grid_points, search_axes
+from shortlist.program.tuning.space import Axis, Grid, Settings, grid_points, search_axes
 from shortlist.program.tuning.storage import open_storage, storage_explained
 
 # Names of what a trial notes in the storage beside its parameters, and of what the study notes.
@@ -210,13 +211,15 @@ def command_line(config: RunConfig) -> str:
         'shortlist train smoke --loss.max-margin 0.3'
     """
     words = ["shortlist", "train", config.recipe]
-    changed, original = to_dict(config), to_dict(recipes.build(config.recipe))
-    if changed["train"]["epochs"] != original["train"]["epochs"]:
-        original["optim"]["milestones"] = None  # unless they are given, they follow the epochs
-    if changed["seed"] != original["seed"]:
-        words += ["--seed", str(changed["seed"])]
+    recipe = recipes.build(config.recipe)
+    if config.loss.name != recipe.loss.name:
+        words += ["--loss.name", config.loss.name]
+        recipe = recipes.with_loss(recipe, config.loss.name)
+    settings, original = to_dict(config), to_dict(recipe)
+    if settings["seed"] != original["seed"]:
+        words += ["--seed", str(settings["seed"])]
     for section in ("data", "model", "loss", "optim", "train"):
-        for name, value in changed[section].items():
+        for name, value in settings[section].items():
             if value == original[section][name]:
                 continue
             flag = name.replace("_", "-")
@@ -455,10 +458,7 @@ def _described(axes: Mapping[str, Axis]) -> str:
 
 def _study_name(config: RunConfig, axes: Mapping[str, Axis]) -> str:
     """The same for the same command on any machine, whatever the number of trials; other settings, another study."""
-    shared = canonical(essential(config))
-    for setting in axes:
-        section, _, name = setting.partition(".")
-        del shared[section][name]
+    shared = {name: value for name, value in identity(config).items() if name not in axes}
     content = json.dumps([shared, {name: repr(axis) for name, axis in axes.items()}], sort_keys=True)
     return f"{config.recipe}-{hashlib.sha256(content.encode()).hexdigest()[:10]}"
 

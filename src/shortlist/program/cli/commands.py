@@ -1,0 +1,338 @@
+"""The commands for training and using classifiers.
+
+Commands check their arguments first, and import what takes seconds (torch, above all) after that.
+"""
+
+import dataclasses
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import isfinite
+from pathlib import Path
+from typing import Annotated, Literal
+
+import tyro
+from rich.console import Console
+from rich.progress import DownloadColumn, Progress
+from rich.table import Table
+
+from shortlist.errors import ShortlistError
+from shortlist.program import recipes
+from shortlist.program.cli.output import print_table, say, show
+from shortlist.program.cli.parsing import RecipeArguments, asks_for_help, option_names, parse, parse_recipe
+from shortlist.program.config import differences
+from shortlist.program.text import did_you_mean
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainArguments(RecipeArguments):
+    resume: bool = False
+    """Continue a run that was interrupted."""
+    out: Path | None = None
+    """Folder of the run, or of the runs of several seeds (default: runs/RECIPE/KEY-sSEED)."""
+    seeds: tuple[int, ...] = ()
+    """Train once for each of these seeds."""
+
+
+_WHAT = {
+    "train": "Train a classifier: a recipe is a full set of settings, and any of them can be changed.",
+    "tune": "Search for the settings of a recipe that are best on the validation images.",
+}
+_TRAIN_EXAMPLES = (
+    "shortlist train folder --data.root photos                  photos/CLASS/IMAGE, five suggestions",
+    "shortlist train folder --data.root photos --loss.k 3 --train.epochs 10",
+    "shortlist train folder --data.root photos --loss.name cross_entropy --out runs/baseline",
+    "shortlist train embeddings --data.root vectors.npz --seeds 0 1 2",
+    "shortlist train folder --data.root photos --resume         continue after Ctrl-C",
+)
+
+
+def train(arguments: list[str]) -> None:
+    """Train a classifier: shortlist train RECIPE [--SETTING VALUE ...]"""
+    if not arguments or asks_for_help(arguments[:1]):
+        _list_recipes("train", _TRAIN_EXAMPLES)
+        return
+    parsed, config = parse_recipe(TrainArguments, arguments, "train", _TRAIN_EXAMPLES)
+
+    from shortlist.program.runs.folder import RunFolder, default_folder
+    from shortlist.program.runs.records import read_result
+    from shortlist.program.training.loop import train
+
+    for seed in parsed.seeds or (config.seed,):
+        folder = parsed.out / f"s{seed}" if parsed.out and parsed.seeds else parsed.out
+        seeded = dataclasses.replace(config, seed=seed)
+        done = RunFolder(folder or default_folder(seeded))
+        if parsed.seeds and parsed.resume and done.finished and not differences(done.config, seeded):
+            say(f"{done.path} is already finished")
+            continue
+        run = train(seeded, folder=folder, resume=parsed.resume)
+        if _is_first_rank():
+            show(f"{run.path}  test {_percentages(read_result(run)['test'])}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TuneArguments(RecipeArguments):
+    grid: Literal["auto", "paper", "given", "none"] = "auto"
+    """paper: the paper's values for the loss. given: the values of --search. none: sample. auto: the first possible."""
+    search: tuple[str, ...] = ()
+    """More settings or values, such as loss.scale=30,50 optim.lr=0.05,0.2. Sampling draws from between the values."""
+    trials: int | None = None
+    """Number of trials of the study, over all processes (default: the whole grid, or 20 samples)."""
+    storage: str = ""
+    """Where the study is kept: a database such as sqlite:///study.db, or a file. Several processes may share it."""
+    prune: bool = False
+    """Stop trials that are worse than the median of the others at the same epoch."""
+    csv: Path | None = None
+    """File that lists the trials (default: in runs/tune/RECIPE)."""
+    lost_after: float = 24.0
+    """Hours without a finished epoch after which a trial of another machine counts as killed and is run again."""
+
+
+_TUNE_EXAMPLES = (
+    "shortlist tune folder --data.root photos --train.epochs 10",
+    "shortlist tune folder --data.root photos --search optim.lr=0.001,0.01 --grid none --trials 30",
+    "shortlist tune embeddings --data.root vectors.npz --storage sqlite:///study.db",
+)
+
+
+def tune(arguments: list[str]) -> None:
+    """Search for good settings: shortlist tune RECIPE [--SETTING VALUE ...]"""
+    if not arguments or asks_for_help(arguments[:1]):
+        _list_recipes("tune", _TUNE_EXAMPLES)
+        return
+    options = option_names(arguments)
+    if options.count("search") > 1:
+        raise ShortlistError(
+            "--search must be given once, followed by all settings: --search loss.scale=30,50 optim.lr=0.1,0.2"
+        )
+    parsed, config = parse_recipe(TuneArguments, arguments, "tune", _TUNE_EXAMPLES)
+
+    from shortlist.program.tuning.study import tune
+
+    found = tune(
+        config,
+        grid=parsed.grid,
+        search=parsed.search,
+        fixed=options,
+        trials=parsed.trials,
+        storage=parsed.storage,
+        prune=parsed.prune,
+        csv_path=parsed.csv,
+        lost_after=parsed.lost_after,
+        say=say,
+    )
+    say(f"wrote {found.csv_path}")
+    if elsewhere := sum(trial.state == "running" for trial in found.trials):
+        say(f"{elsewhere} more are still running in other processes")
+    if found.command is None:
+        if elsewhere:
+            return
+        raise ShortlistError("no trial has finished")
+    print_table(found.table)
+    print()
+    show(found.command)
+
+
+@dataclass(frozen=True)
+class EvaluateArguments:
+    run: Annotated[Path, tyro.conf.arg(metavar="RUN"), tyro.conf.Positional]
+    """Folder of the run."""
+    split: str = "test"
+    """Which images: train, val or test."""
+    ks: tuple[int, ...] = ()
+    """Values of K to measure (default: those of the run)."""
+    csv: Path | None = None
+    """File for the accuracy of each class."""
+    root: str = ""
+    """Where the data is now, if it has moved."""
+    device: str = "auto"
+    """Device to compute on: auto, cpu, cuda or mps."""
+
+
+def evaluate(arguments: list[str]) -> None:
+    """Measure the accuracy of a run: shortlist evaluate RUN"""
+    examples = (
+        "shortlist evaluate runs/folder/1f2e3d4c5b-s0 --ks 1 5 10",
+        "shortlist evaluate runs/baseline --split val --csv classes.csv",
+    )
+    parsed = parse(EvaluateArguments, arguments, "evaluate", examples)
+
+    from shortlist.program.runs.folder import RunFolder
+
+    run = RunFolder.existing(parsed.run)
+
+    from shortlist.program.atomic_files import write_file
+    from shortlist.program.runs.recorded_data import has_other_training_images
+    from shortlist.program.training.evaluate import evaluate_run
+    from shortlist.program.wording import counted, some_of
+
+    result, problem = evaluate_run(run, split=parsed.split, ks=parsed.ks, root=parsed.root, device=parsed.device)
+    if skipped := problem.split(parsed.split).skipped:
+        say(f"left out {counted(len(skipped), 'unreadable image')}: {some_of(skipped)}")
+    if result.ties:
+        say(result.ties)
+    if has_other_training_images(problem, run):
+        say(
+            f"the training images have changed since {run.path} was trained: "
+            "the images evaluated here may be among those it was trained on"
+        )
+    print(json.dumps(result.metrics, indent=1))
+    if parsed.csv is not None:
+        write_file(parsed.csv, result.per_class_csv(problem).encode())
+        say(f"wrote {parsed.csv}")
+
+
+@dataclass(frozen=True)
+class PredictArguments:
+    run: Annotated[Path, tyro.conf.arg(metavar="RUN"), tyro.conf.Positional]
+    """Folder of the run."""
+    images: Annotated[tuple[Path, ...], tyro.conf.arg(metavar="IMAGE ..."), tyro.conf.Positional]
+    """Image files, or folders of them."""
+    k: Annotated[int | None, tyro.conf.arg(aliases=["-k"])] = None
+    """Number of suggestions (default: the K that the run was trained for)."""
+    json: bool = False
+    """Print one JSON object for each image instead of a table."""
+    device: str = "auto"
+    """Device to compute on: auto, cpu, cuda or mps."""
+
+
+def predict(arguments: list[str]) -> None:
+    """Suggest K classes for images: shortlist predict RUN IMAGE ..."""
+    examples = (
+        "shortlist predict runs/folder/1f2e3d4c5b-s0 leaf.jpg",
+        "shortlist predict runs/baseline new_photos -k 10 --json > suggestions.jsonl",
+    )
+    parsed = parse(PredictArguments, arguments, "predict", examples)
+
+    from shortlist.program.runs.folder import RunFolder
+
+    run = RunFolder.existing(parsed.run)
+    if not parsed.images:
+        raise ShortlistError("no images given: name image files, or folders of them")
+    for path in parsed.images:
+        if not path.exists():
+            raise ShortlistError(f"there is no file {path}")
+
+    from shortlist.program.training.predict import Predictor, image_files
+    from shortlist.program.wording import counted, some_of
+
+    files, unused = image_files(parsed.images)
+    if unused:
+        which = counted(len(unused), "file that is not an image", "files that are not images")
+        say(f"left out {which}: {some_of([str(path) for path in unused])}")
+    k = run.config.loss.k if parsed.k is None else parsed.k
+    if k < 1:
+        raise ShortlistError(f"-k must be at least 1, got {k}")
+    predictor = Predictor(run, parsed.device)
+    places = range(min(k, len(predictor.classes)))  # a K that is too large is refused by suggest
+    table = Table("image", *(f"{place + 1}" for place in places), box=None, pad_edge=False)
+    unreadable: list[ShortlistError] = []
+    for path, suggestions in predictor.suggest(files, k, unreadable.append):
+        if parsed.json:
+            # JSON has no NaN.
+            found = [{"name": item.name, "score": item.score if isfinite(item.score) else None} for item in suggestions]
+            print(json.dumps({"image": str(path), "suggestions": found}, allow_nan=False))
+        else:
+            table.add_row(str(path), *(f"{item.name} ({item.score:.3f})" for item in suggestions))
+    if not parsed.json:
+        print_table(table)
+    if unreadable:
+        raise ShortlistError("; ".join(map(str, unreadable)))
+
+
+@dataclass(frozen=True)
+class ReportArguments:
+    runs: Annotated[tuple[Path, ...], tyro.conf.arg(metavar="RUN ..."), tyro.conf.Positional]
+    """Folders of runs, or folders that contain runs."""
+    out: Path = Path("report.html")
+    """The page to write."""
+
+
+def report(arguments: list[str]) -> None:
+    """Compare runs on one HTML page: shortlist report RUN ..."""
+    examples = ("shortlist report runs/folder", "shortlist report runs/baseline runs/noised --out comparison.html")
+    parsed = parse(ReportArguments, arguments, "report", examples)
+
+    from shortlist.program.runs.folder import find_runs
+
+    runs = find_runs(list(parsed.runs))
+
+    from shortlist.program.report.page import write_report
+
+    show(write_report(runs, parsed.out))
+
+
+@dataclass(frozen=True)
+class DatasetsArguments:
+    name: Annotated[str, tyro.conf.arg(metavar="NAME"), tyro.conf.Positional] = ""
+    """Describe this data set alone, and check whether yours is complete."""
+    root: str = ""
+    """Where the data is, or where to download it to (default: $SHORTLIST_DATA, or a cache folder)."""
+    download: bool = False
+    """Download the data set, if its source allows that."""
+
+
+def datasets(arguments: list[str]) -> None:
+    """List data sets, and check yours: shortlist datasets [NAME]"""
+    examples = ("shortlist datasets folder --root photos", "shortlist datasets cifar100 --download --root data")
+    parsed = parse(DatasetsArguments, arguments, "datasets", examples)
+
+    from shortlist.program.data.catalogue import CATALOGUE, check, fetch
+
+    if parsed.name and parsed.name not in CATALOGUE:
+        hint = did_you_mean(parsed.name, CATALOGUE) or f": the data sets are {', '.join(CATALOGUE)}"
+        raise ShortlistError(f"there is no data set {parsed.name!r}{hint}")
+    if parsed.download:
+        if not parsed.name:
+            raise ShortlistError("name the data set to download, e.g. shortlist datasets cifar100 --download")
+        with Progress(*Progress.get_default_columns(), DownloadColumn(), console=Console(stderr=True)) as bar:
+            task = bar.add_task(parsed.name, total=None)
+            path = fetch(parsed.name, parsed.root, lambda done, total: bar.update(task, completed=done, total=total))
+        say(f"wrote {path}")
+    for entry in [CATALOGUE[parsed.name]] if parsed.name else CATALOGUE.values():
+        print(f"{entry.name}\n  {entry.what}\n  size:   {entry.size}\n  terms:  {entry.terms}")
+        print(f"  fetch:  {entry.fetch}\n  put:    {entry.put}\n")
+    if parsed.name:
+        if problems := check(parsed.name, parsed.root):
+            raise ShortlistError("; ".join(problems))
+        print(f"{parsed.name} is complete")
+
+
+@dataclass(frozen=True)
+class DemoArguments:
+    out: Path = Path("demo")
+    """Folder for the runs and the page."""
+
+
+def demo(arguments: list[str]) -> None:
+    """Compare four losses on built-in data, three minutes on two cores: shortlist demo"""
+    parsed = parse(DemoArguments, arguments, "demo", ("shortlist demo --out demo",))
+
+    from shortlist.program.cli.demo import run_demo
+
+    table, page = run_demo(parsed.out, say)
+    print_table(table)
+    print()
+    show(f"open {page}")
+
+
+def _list_recipes(command: str, examples: Sequence[str]) -> None:
+    print(f"usage: shortlist {command} RECIPE [--SETTING VALUE ...]\n\n{_WHAT[command]}")
+    for heading, lines in recipes.overview().items():
+        print(f"\n{heading}:")
+        width = max(len(name) for name, _ in lines)
+        for name, text in lines:
+            print(f"  {name:{width}}  {text}")
+    print(f"\nshortlist {command} RECIPE --help lists the settings of a recipe.\n\nExamples:")
+    for example in examples:
+        print(f"  {example}")
+
+
+def _is_first_rank() -> bool:
+    return os.environ.get("RANK", "0") == "0"  # set by torchrun
+
+
+def _percentages(metrics: dict[str, float | None]) -> str:
+    shown = (name for name in metrics if name.startswith(("micro", "macro")))
+    return "  ".join(f"{name} {100 * (metrics[name] or 0):.2f}%" for name in shown)

@@ -1,0 +1,160 @@
+"""The commands for research: the paper's tables and figures, and measurements of speed."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import tyro
+
+from shortlist.errors import ShortlistError
+from shortlist.program.bench import Suite
+from shortlist.program.cli.output import print_table, say, show
+from shortlist.program.cli.parsing import parse
+from shortlist.program.reproduce import Scale
+from shortlist.program.text import did_you_mean
+
+if TYPE_CHECKING:
+    from shortlist.program.reproduce.experiment import Experiment
+
+
+@dataclass(frozen=True)
+class BenchArguments:
+    suites: Annotated[tuple[Suite, ...], tyro.conf.arg(metavar="SUITE ..."), tyro.conf.Positional] = ()
+    """What to measure: losses, hinge, heads, metrics, epochs or loop (default: everything)."""
+    quick: bool = False
+    """Measure tiny cases in seconds: shows that everything works and agrees, not how fast it is."""
+    out: Path = Path("bench.csv")
+    """File of the measurements; new rows are added to it."""
+    device: str = "auto"
+    """Device to measure on: auto, cpu or cuda."""
+    document: tuple[Path, ...] | None = None
+    """Measure nothing; rebuild the tables and plots of performance.md from these CSV files."""
+    docs: Path = Path("docs")
+    """Folder of performance.md; its plots go to performance/ in it."""
+
+
+def bench(arguments: list[str]) -> None:
+    """Measure speed beside other libraries: shortlist bench [SUITE ...]"""
+    parsed = parse(BenchArguments, arguments, "bench", ("shortlist bench --quick", "shortlist bench losses heads"))
+    if parsed.document is not None:
+        from shortlist.program.bench.document import write_performance
+
+        show(write_performance(parsed.document, parsed.docs))
+        return
+
+    from shortlist.program.bench.running import run
+
+    run(parsed.suites, parsed.quick, parsed.out, device=parsed.device, say=say)
+    show(parsed.out)
+
+
+@dataclass(frozen=True)
+class ReproduceArguments:
+    names: Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME ..."), tyro.conf.Positional] = ()
+    """Tables and figures; shortlist reproduce lists them."""
+    scale: Scale = "short"
+    """smoke: tiny data, in seconds. short: the real data, for fewer epochs. paper: the length of the paper."""
+    seeds: tuple[int, ...] = (0,)
+    """Run each cell once for each of these seeds."""
+    only: tuple[str, ...] = ()
+    """Run only the cells that match a pattern: a row, a column, or both, such as '0.4' 'nois*' '0.4/noised'."""
+    runs_root: Path = Path("runs")
+    """Folder of all runs; those that have finished are not repeated."""
+    results: Path = Path("results")
+    """Folder of the CSV files."""
+    docs: Path = Path("docs")
+    """Folder of reproduction.md; figures go to reproduction/ in it (for the scale smoke: to smoke/ in the results)."""
+    document: bool = False
+    """Run nothing; rebuild the tables of reproduction.md from the CSV files."""
+
+
+def reproduce(arguments: list[str]) -> None:
+    """Redo the paper's tables and figures: shortlist reproduce TABLE|FIGURE ..."""
+    if not arguments:
+        _list_experiments()
+        return
+    examples = (
+        "shortlist reproduce cifar100-top5 --scale smoke",
+        "shortlist reproduce cifar100-top5 --scale paper --only 0.4/noised --seeds 0 1 2",
+        "shortlist reproduce --document",
+    )
+    parsed = parse(ReproduceArguments, arguments, "reproduce", examples)
+
+    if parsed.document:
+        if parsed.names:
+            raise ShortlistError("--document rebuilds all tables of reproduction.md and takes no names")
+        from shortlist.program.reproduce.document import write_reproduction
+
+        show(write_reproduction(parsed.results, parsed.docs))
+        return
+
+    from shortlist.program.reproduce.figures import FIGURES
+    from shortlist.program.reproduce.registry import EXPERIMENTS
+
+    known = [*EXPERIMENTS, *FIGURES]
+    if not parsed.names:
+        raise ShortlistError(f"name a table or figure: {', '.join(known)}")
+    for name in parsed.names:
+        if name not in known:
+            hint = did_you_mean(name, known) or f": the tables and figures are {', '.join(known)}"
+            raise ShortlistError(f"there is no table or figure {name!r}{hint}")
+    _check_patterns(parsed.only, [EXPERIMENTS[name] for name in parsed.names if name in EXPERIMENTS])
+
+    from shortlist.program.reproduce.document import figures_folder
+    from shortlist.program.reproduce.figures import from_results
+    from shortlist.program.reproduce.running import reproduce
+    from shortlist.program.reproduce.tables import terminal_table
+
+    failures: list[str] = []
+    pictures = parsed.results / "smoke" if parsed.scale == "smoke" else figures_folder(parsed.docs)
+    for name in parsed.names:
+        if name in FIGURES:
+            for path in FIGURES[name](pictures, parsed.scale):
+                show(path)
+            continue
+        if parsed.only and not any(map(EXPERIMENTS[name].has_cell, parsed.only)):
+            say(f"--only matches no cell of {name}")
+            continue
+        found, failed = reproduce(
+            EXPERIMENTS[name],
+            scale=parsed.scale,
+            seeds=parsed.seeds,
+            only=parsed.only,
+            runs_root=parsed.runs_root,
+            results=parsed.results,
+            say=say,
+        )
+        failures += failed
+        if found:
+            print(EXPERIMENTS[name].title)
+            print_table(terminal_table(EXPERIMENTS[name], found))
+            for path in from_results.draw(name, found, pictures):
+                show(path)
+    if failures:
+        for failure in failures[:-1]:
+            say(failure)
+        raise ShortlistError(failures[-1])
+
+
+def _check_patterns(patterns: Sequence[str], experiments: "Sequence[Experiment]") -> None:
+    """Raise an error for a pattern that matches no cell of any experiment."""
+    for pattern in patterns:
+        if any(experiment.has_cell(pattern) for experiment in experiments):
+            continue
+        if len(experiments) == 1:
+            experiments[0].selected([pattern])  # raises an error that lists the cells
+        names = ", ".join(experiment.name for experiment in experiments)
+        raise ShortlistError(f"--only {pattern} matches no cell" + (f" of {names}" if names else ": figures have none"))
+
+
+def _list_experiments() -> None:
+    from shortlist.program.reproduce.figures import FIGURES
+    from shortlist.program.reproduce.registry import EXPERIMENTS
+
+    print(f"{reproduce.__doc__}\n\nTables and figures (shortlist reproduce --help shows the options):\n")
+    titles = {name: experiment.title for name, experiment in EXPERIMENTS.items()}
+    titles |= {name: f"{name.replace('-', ' ').capitalize()}, a figure without training" for name in FIGURES}
+    width = max(map(len, titles))
+    for name, title in titles.items():
+        print(f"  {name:{width}}  {title}")
