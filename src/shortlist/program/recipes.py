@@ -1,6 +1,6 @@
-"""Recipes: a full configuration for each row of each table of the paper, for the demo, and for data of your own.
+"""Recipes: complete configurations for your own data, for the demo, and for every row of the paper's tables.
 
-``shortlist train NAME`` runs one; any field can be overridden. Names say where the paper prints the number.
+``shortlist train NAME`` trains one, and any setting can be changed. A name says where the paper prints the number.
 """
 
 from collections.abc import Callable
@@ -38,7 +38,7 @@ _PAPER = {
 
 
 def build(name: str) -> RunConfig:
-    """The recipe's configuration; a name that does not exist is answered with those close to it.
+    """The configuration of a recipe.
 
     Example:
         >>> build("cifar100_table4_noised_p40").data.label_noise
@@ -188,7 +188,7 @@ def _pretrained_resnet50(data: DataName, loss: LossConfig) -> RunConfig:
 
 
 def _head(loss: LossConfig) -> Literal["linear", "cosine"]:
-    """In the paper the losses with margins, and they alone, score by cosines."""
+    """As in the paper, the losses with margins have a cosine layer, and only they."""
     return "cosine" if loss.takes_cosines else "linear"
 
 

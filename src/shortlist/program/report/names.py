@@ -1,4 +1,4 @@
-"""What set-ups are called, so that a reader can tell them apart at a glance."""
+"""Names of set-ups and settings for people."""
 
 from collections import defaultdict
 from collections.abc import Sequence
@@ -30,7 +30,7 @@ def loss_settings(loss: LossConfig) -> str:
 
 
 def settings(config: RunConfig) -> dict[str, Any]:
-    """All settings but the seed by their names on the command line, those of the loss first."""
+    """All settings but the seed, by their names on the command line. Those of the loss come first."""
     nested = to_dict(config)
     flat: dict[str, Any] = {}
     for section in ("loss", "model", "optim", "train", "data"):
@@ -39,7 +39,7 @@ def settings(config: RunConfig) -> dict[str, Any]:
 
 
 def shown(value: Any) -> str:
-    """A setting as one would type it."""
+    """A value as a person would type it."""
     if isinstance(value, list):
         return ", ".join(map(shown, value)) or "none"
     if isinstance(value, float):
@@ -57,13 +57,13 @@ def varied_settings(configs: Sequence[RunConfig]) -> list[str]:
 
 
 def short_labels(configs: Sequence[RunConfig]) -> list[str]:
-    """The loss's name and, where set-ups share a loss, as many settings as are needed to tell them apart."""
+    """The name of each loss, with as many settings as it takes to distinguish set-ups with the same loss."""
     members: dict[str, list[int]] = defaultdict(list)
     for position, config in enumerate(configs):
         members[config.loss.name].append(position)
     labels = [""] * len(configs)
     for loss, positions in members.items():
-        needed = _telling_settings([configs[position] for position in positions])
+        needed = _distinguishing_settings([configs[position] for position in positions])
         for position in positions:
             values = settings(configs[position])
             details = ", ".join(f"{_plain_name(name)} = {shown(values[name])}" for name in needed)
@@ -72,15 +72,15 @@ def short_labels(configs: Sequence[RunConfig]) -> list[str]:
     return labels
 
 
-def _telling_settings(configs: Sequence[RunConfig]) -> list[str]:
+def _distinguishing_settings(configs: Sequence[RunConfig]) -> list[str]:
     flat = [settings(config) for config in configs]
     needed: list[str] = []
     distinct = 1
     for name in varied_settings(configs):
-        told_apart = len({str([values[each] for each in [*needed, name]]) for values in flat})
-        if told_apart > distinct:
+        combinations = {str([values.get(setting) for setting in [*needed, name]]) for values in flat}
+        if len(combinations) > distinct:
             needed.append(name)
-            distinct = told_apart
+            distinct = len(combinations)
     return needed
 
 

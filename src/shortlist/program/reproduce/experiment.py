@@ -1,4 +1,4 @@
-"""What an experiment is: cells of a table, each of them one run of a recipe, at one of three scales."""
+"""Experiments: the cells of a table, each filled by the run of a recipe, at one of three scales."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -14,7 +14,7 @@ NONZERO_GRADIENTS = "nonzero_gradients"
 EPOCH_SECONDS = "epoch_seconds"
 
 _SMOKE_EPOCHS = 2
-# What makes a GPU fast and leaves the loss, the metrics and the last layer in float32.
+# Fast on a GPU; the loss, the metrics and the last layer stay in float32.
 _FAST: Changes = {"train.precision": "bf16-mixed", "train.channels_last": True, "train.compile": True}
 _TINY: Changes = {
     "data.name": "embeddings",
@@ -28,22 +28,22 @@ _TINY: Changes = {
 
 @dataclass(frozen=True)
 class Cell:
-    """A place in a table, and the run that fills it. The configuration is built only when it is asked for."""
+    """A place in a table and the run that fills it. Its configuration is built on demand."""
 
     row: str
     column: str
     k: int
-    """The K at which it is measured."""
+    """The K that is measured."""
     recipe: str
     changes: Changes = field(default_factory=dict)
-    """What differs from the recipe."""
+    """Settings that differ from the recipe."""
 
     @property
     def label(self) -> str:
         return f"{self.row}/{self.column}"
 
     def matches(self, pattern: str) -> bool:
-        """Whether the pattern means this cell, its row or its column.
+        """True if the pattern matches this cell, its row or its column.
 
         Example:
             >>> cell = Cell("0.4", "noised", 5, "cifar100_table4_noised_p40")
@@ -61,22 +61,22 @@ class Experiment:
     title: str
     cells: Sequence[Cell]
     metrics: tuple[str, ...]
-    """What is read from a run: a split and an average as in ``test_macro``, seconds, or gradients. The first is the
-    number of the table, the others stand beside it in parentheses."""
+    """What is read from a run: a split and an average such as ``test_macro``, seconds, or gradients. The first is the
+    number of the table; the others follow in parentheses."""
     row_heading: str
     short_epochs: int
-    """Length at the scale ``short``."""
+    """Number of epochs at the scale ``short``."""
     paper_epochs: int | None = None
-    """Length at the scale ``paper``; None takes the recipe's."""
+    """Number of epochs at the scale ``paper``; None means that of the recipe."""
     settings: Changes = field(default_factory=dict)
-    """What all runs of the experiment change in their recipes."""
+    """Settings that all runs of the experiment change."""
     source: str = ""
-    """Label of the table or figure in the paper; empty for those of our own."""
+    """Label of the table or figure in the paper; empty if it is ours."""
     paper_seeds: int | None = None
-    """Seeds behind the paper's numbers, where it says so."""
+    """Number of seeds behind the paper's numbers, if it says so."""
     decimals: int = 1
     remarks: str = ""
-    """What else a reader must know to compare the numbers."""
+    """What a reader must know to compare the numbers."""
 
     @property
     def rows(self) -> list[str]:
@@ -87,26 +87,28 @@ class Experiment:
         return list(dict.fromkeys(cell.column for cell in self.cells))
 
     def has_cell(self, pattern: str) -> bool:
-        """Whether the pattern means one of the cells."""
+        """True if the pattern matches a cell."""
         return any(cell.matches(pattern) for cell in self.cells)
 
     def selected(self, patterns: Sequence[str]) -> list[Cell]:
-        """The cells that one of the patterns means; all if there is none."""
+        """The cells that match a pattern; all cells if there are no patterns."""
         found = [cell for cell in self.cells if not patterns or any(map(cell.matches, patterns))]
         if not found:
             raise ShortlistError(
-                f"--only {' '.join(patterns)} leaves nothing of {self.name}: its rows are {', '.join(self.rows)} "
+                f"--only {' '.join(patterns)} matches no cell of {self.name}: its rows are {', '.join(self.rows)} "
                 f"and its columns {', '.join(self.columns)}"
             )
         return found
 
     def config(self, cell: Cell, scale: Scale, runs_root: Path) -> RunConfig:
-        """The run of a cell, with the seed 0. ``runs_root`` also holds the tiny data of the scale ``smoke``."""
+        """The run of a cell, with seed 0. ``runs_root`` also holds the tiny data of the scale ``smoke``."""
         recipe = recipes.build(cell.recipe)
         full = self.paper_epochs or recipe.train.epochs
         epochs = {"smoke": min(_SMOKE_EPOCHS, full), "short": self.short_epochs, "paper": full}[scale]
         if scale == "smoke":
-            from shortlist.program.reproduce import tiny_data  # here: the list of tables does not wait for torch
+            from shortlist.program.reproduce import (
+                tiny_data,
+            )  # imported here, because listing the tables must not wait for torch
 
             tiny = {**_TINY, "data.root": str(tiny_data.path(runs_root))}
             return changed(recipe, {"train.epochs": epochs, **cell.changes, **tiny})

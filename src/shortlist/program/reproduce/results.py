@@ -1,6 +1,6 @@
 """``results/NAME.csv``: the numbers of an experiment, read from run folders and never typed.
 
-Beside them, ``results/configs`` holds the configuration behind each number, for those who do not have the runs.
+``results/configs`` holds the configuration behind each number, for readers who do not have the runs.
 """
 
 import csv
@@ -41,7 +41,7 @@ class Result:
     K: int
     value: float
     commit: str
-    """Or commits, if the program had become another one when the run was resumed."""
+    """The commit of the program; several if the run was resumed with another one."""
     gpu: str
     date: str
     """When the run began."""
@@ -56,7 +56,7 @@ _TYPES = typing.get_type_hints(Result)
 
 
 def results_file(folder: Path, experiment: Experiment, scale: Scale) -> Path:
-    """Numbers on tiny data mean nothing and are kept apart."""
+    """The file of an experiment. Numbers on tiny data mean nothing and are kept apart."""
     return (folder / "smoke" if scale == "smoke" else folder) / f"{experiment.name}.csv"
 
 
@@ -68,16 +68,16 @@ def runs_of(config: RunConfig, runs_root: Path) -> Iterator[RunFolder]:
     """
     for folder in sorted((runs_root / config.recipe).glob("*-s*")):
         run = RunFolder(folder)
-        with suppress(ShortlistError):  # of a version that had other settings
+        with suppress(ShortlistError):  # a version with other settings wrote it
             if run.finished and identity(run.config) == identity(config):
                 yield run
 
 
 def measured(run: RunFolder, metric: str, k: int) -> float | None:
-    """The number that a metric of an experiment means for this run; None for a mean over no class."""
+    """The value of a metric of an experiment for this run; None for a mean over no classes."""
     if metric == EPOCH_SECONDS:
         if not (times := run.epoch_seconds()):
-            raise ShortlistError(f"{run.path} was resumed so often that no epoch is left to be timed")
+            raise ShortlistError(f"{run.path} was resumed so often that no epoch can be timed")
         return statistics.median(times)
     if metric == NONZERO_GRADIENTS:
         return nonzero_gradients(run)
@@ -127,15 +127,15 @@ def collected(experiment: Experiment, scale: Scale, runs_root: Path) -> Iterator
     for cell in experiment.cells:
         try:
             config = experiment.config(cell, scale, runs_root)
-        except ShortlistError:  # a cell that cannot be configured has no runs; running it says why
+        except ShortlistError:  # a cell without a valid configuration has no runs; running it reports why
             continue
         for run in runs_of(config, runs_root):
-            with suppress(ShortlistError):  # a run that is damaged; running its cell says how
+            with suppress(ShortlistError):  # the run is damaged; running its cell reports how
                 yield from results_of(experiment, cell, scale, run, runs_root)
 
 
 def update_results(experiment: Experiment, scale: Scale, runs_root: Path, folder: Path) -> list[Result]:
-    """Rewrite the experiment's file from the runs on this disk; what it holds of other runs stays.
+    """Update the file of an experiment from the runs on this disk. Numbers of other runs stay in it.
 
     Returns:
         All numbers of the file.
@@ -144,11 +144,11 @@ def update_results(experiment: Experiment, scale: Scale, runs_root: Path, folder
     scales: tuple[Scale, ...] = ("smoke",) if scale == "smoke" else ("short", "paper")
 
     def on_this_disk() -> list[Result]:
-        return [result for each in scales for result in collected(experiment, each, runs_root)]
+        return [result for known in scales for result in collected(experiment, known, runs_root)]
 
     if not path.exists() and not on_this_disk():
         return []
-    with locked(path.parent / ".lock"):  # several processes may be at it
+    with locked(path.parent / ".lock"):  # other processes may update it at the same time
         return _updated(path, experiment, on_this_disk(), runs_root)
 
 
@@ -156,8 +156,8 @@ def _updated(path: Path, experiment: Experiment, found: list[Result], runs_root:
     before = read_results(path) if path.exists() else []
     for result in found:
         _keep_config(result, RunFolder(runs_root / result.run), path.parent)
-    # A seed counts once, and what is on this disk before what is not. Where both scales are equally long they share
-    # their runs, and the numbers are those of the scale named last.
+    # Each seed counts once; runs on this disk replace numbers that were in the file. Scales of equal length share
+    # their runs, which then count for the scale named last.
     once = {
         _place(result): result for result in (*(_with_key_of_today(result, path.parent) for result in before), *found)
     }
@@ -167,12 +167,12 @@ def _updated(path: Path, experiment: Experiment, found: list[Result], runs_root:
 
 
 def _place(result: Result) -> tuple[object, ...]:
-    """What only one number can be."""
+    """What identifies a number: no two numbers of a file may share it."""
     return result.row, result.column, result.metric, result.config, result.seed
 
 
 def config_file(folder: Path, result: Result) -> Path:
-    """Where the configuration behind a number is kept, with the seed 0."""
+    """Where the configuration behind a number is kept, with seed 0."""
     return folder / "configs" / f"{result.run.rpartition('-s')[0]}.json"
 
 
@@ -180,7 +180,7 @@ def _with_key_of_today(result: Result, folder: Path) -> Result:
     """The result with the key that this version gives its configuration."""
     try:
         config = from_dict(json.loads(config_file(folder, result).read_text(encoding="utf-8")))
-    except (OSError, ValueError):  # not kept, or of a version that had other settings
+    except (OSError, ValueError):  # it was not kept, or a version with other settings wrote it
         return result
     return dataclasses.replace(result, config=config.key())
 
@@ -193,7 +193,7 @@ def _keep_config(result: Result, run: RunFolder, folder: Path) -> None:
 
 
 def _in_order(experiment: Experiment, results: Iterable[Result]) -> list[Result]:
-    """As the table is read, so that a file changes only where a number has come."""
+    """Sort results as the table is read, so that a new number changes one place of the file."""
     places = {(cell.row, cell.column): place for place, cell in enumerate(experiment.cells)}
     metrics = list(experiment.metrics)
 
@@ -231,7 +231,7 @@ def read_results(path: Path) -> list[Result]:
                 raise ValueError(f"its value is {result.value}")
             if _place(result) in found:
                 raise ValueError(f"a line before it has the same number of the same seed, {result.seed}")
-        except (TypeError, ValueError) as wrong:
-            raise ShortlistError(f"{path}, line {line} is damaged: {wrong}") from None
+        except (TypeError, ValueError) as error:
+            raise ShortlistError(f"{path}, line {line} is damaged: {error}") from None
         found[_place(result)] = result
     return list(found.values())

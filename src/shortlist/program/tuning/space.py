@@ -1,4 +1,4 @@
-"""What a search tries for the settings of a loss: the paper's grids, ranges to sample from, or what was asked for."""
+"""The settings that a search tries: the paper's grid, ranges to sample from, or values that the user lists."""
 
 import dataclasses
 import itertools
@@ -18,20 +18,20 @@ Settings = Mapping[str, float]
 
 
 Axis = tuple[float, ...] | Range
-"""What is tried for one setting: each of some values, or samples from a range."""
+"""What is tried for one setting: every value of a list, or samples from a range."""
 
 
 def search_axes(
     config: RunConfig, grid: Grid = "auto", search: Sequence[str] = (), fixed: Collection[str] = ()
 ) -> dict[str, Axis]:
-    """What to try for each setting: all values (a grid), or all ranges (to sample from).
+    """What to try for each setting: lists of values that make a grid, or ranges to sample from.
 
-    ``auto`` is the paper's grid for the loss; without one, the values of ``search``; without these, ranges of the loss.
-    A setting that is among the ``fixed``, or not as in the configuration's recipe, was set by somebody, and stays as it
-    is unless ``search`` names it.
+    ``auto`` takes the paper's grid for the loss; if there is none, the values of ``search``; if there are none, the
+    ranges of the loss. A setting that is in ``fixed``, or differs from the recipe, was chosen by the user. It keeps its
+    value unless ``search`` names it.
 
     Example:
-        >>> from shortlist import recipes
+        >>> from shortlist.program import recipes
         >>> search_axes(recipes.build("plantnet_table5_ldam_k5"), search=["loss.scale=30,50"])
         {'loss.max_margin': (0.2, 0.3, 0.4, 0.5), 'loss.scale': (30.0, 50.0)}
         >>> search_axes(recipes.build("plantnet_table5_noised_k5"))
@@ -44,7 +44,7 @@ def search_axes(
         having = [name for name, kind in LOSSES.items() if kind.paper_grid]
         raise ShortlistError(f"the paper has no grid for {loss}, only for {', '.join(having)}")
     if grid == "given" and not search:
-        raise ShortlistError("--grid given needs --search, e.g. --search loss.scale=30,50")
+        raise ShortlistError("--grid given needs --search, such as --search loss.scale=30,50")
     given = _parsed(config, search)
     if grid == "auto":
         grid = "paper" if paper_grid else "given" if given else "none"
@@ -56,18 +56,18 @@ def search_axes(
     if kept and not axes:
         first, *_, last = _examples(usual[kept[0]])
         raise ShortlistError(
-            f"{' and '.join(kept)} must stay as set, which leaves nothing of {loss} to search; list values to try, "
-            f"e.g. --search {kept[0]}={first:g},{last:g}"
+            f"{' and '.join(kept)} must stay as set, which leaves nothing of {loss} to search: list values to try, "
+            f"such as --search {kept[0]}={first:g},{last:g}"
         )
     if not axes:
-        raise ShortlistError(f"{loss} has no settings to search; name some, e.g. --search optim.lr=0.05,0.2")
+        raise ShortlistError(f"{loss} has no settings to search: name some, such as --search optim.lr=0.05,0.2")
     for point in grid_points({name: _examples(axis) for name, axis in axes.items()}):
-        changed(config, point)  # a bad value is named before any work
+        changed(config, point)  # raises an error for a bad value before any work
     return axes
 
 
 def grid_points(axes: Mapping[str, Axis]) -> list[Settings]:
-    """Every combination of the values, the last setting changing fastest; none where a setting is sampled.
+    """Every combination of the values, the last setting varying fastest. Empty if a setting is sampled.
 
     Example:
         >>> grid_points({"loss.tau": (0.1, 1.0), "optim.lr": (0.2, 0.4)})[1]
@@ -80,7 +80,7 @@ def grid_points(axes: Mapping[str, Axis]) -> list[Settings]:
 
 
 def _is_set_by_user(config: RunConfig, setting: str) -> bool:
-    """Whether the value is not the recipe's; without a recipe nobody can tell."""
+    """True if the value differs from the recipe. False if there is no recipe to compare with."""
     if config.recipe not in recipes.RECIPES:
         return False
     value = operator.attrgetter(setting)
@@ -93,7 +93,7 @@ def _examples(axis: Axis) -> tuple[float, ...]:
 
 
 def _parsed(config: RunConfig, search: Sequence[str]) -> dict[str, tuple[float, ...]]:
-    """``loss.scale=30,50`` as values by name; what is no such setting, or no number, is named."""
+    """Parse texts such as ``loss.scale=30,50``. The error names a bad setting or value."""
     given: dict[str, tuple[float, ...]] = {}
     for text in search:
         setting, equals, listed = text.partition("=")
@@ -102,7 +102,7 @@ def _parsed(config: RunConfig, search: Sequence[str]) -> dict[str, tuple[float, 
         kinds = typing.get_type_hints(type(part)) if dataclasses.is_dataclass(part) else {}
         if equals and name in kinds and kinds[name] is not float:
             raise ShortlistError(
-                f"search must name a setting that takes any number, as optim.lr does, and {section}.{name} does not"
+                f"search must name a setting that takes any number, such as optim.lr; {section}.{name} does not"
             )
         if equals and section == "loss" and name not in kinds:
             known = " and ".join(f"loss.{setting}" for setting in config.loss.settings()) or "none"
@@ -110,18 +110,20 @@ def _parsed(config: RunConfig, search: Sequence[str]) -> dict[str, tuple[float, 
                 f"search must name a setting of the loss {config.loss.name}, which has {known}, got loss.{name}"
             )
         if not equals or name not in kinds:
-            raise ShortlistError(f"search must name a number among the settings, as loss.scale=30,50, got {text!r}")
+            raise ShortlistError(
+                f"search must name a number among the settings, such as loss.scale=30,50, got {text!r}"
+            )
         if f"{section}.{name}" in given:
-            raise ShortlistError(f"search names {section}.{name} twice: list all its values at once")
+            raise ShortlistError(f"search names {section}.{name} twice: list all its values together")
         try:
             values = tuple(dict.fromkeys(float(value) for value in listed.split(",")))
         except ValueError:
-            raise ShortlistError(f"search must list numbers, as loss.scale=30,50, got {text!r}") from None
+            raise ShortlistError(f"search must list numbers, such as loss.scale=30,50, got {text!r}") from None
         given[f"{section}.{name}"] = values
     return given
 
 
 def _spanned(values: tuple[float, ...]) -> Axis:
-    """One value stays; several are the ends of a range, whose numbers differ by factors where they can."""
+    """The range between the values, logarithmic if they are positive. A single value stays fixed."""
     low, high = min(values), max(values)
     return Range(low, high, log=low > 0) if low < high else values
