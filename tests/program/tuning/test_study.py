@@ -251,7 +251,7 @@ def test_losses_without_a_grid_or_without_settings_say_so(config: RunConfig) -> 
     plain = replace(config, loss=CrossEntropyConfig(k=3))
     with pytest.raises(ShortlistError, match="the paper has no grid for cross_entropy, only for focal, "):
         tune(plain, grid="paper")
-    with pytest.raises(ShortlistError, match="cross_entropy has no settings to search; name some"):
+    with pytest.raises(ShortlistError, match="cross_entropy has no settings to search: name some"):
         tune(plain)
 
 
