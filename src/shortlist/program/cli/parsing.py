@@ -149,13 +149,13 @@ def _help(kind: type[Any], command: str, examples: Sequence[str], hidden: Collec
     with contextlib.redirect_stdout(printed), contextlib.suppress(SystemExit):
         tyro.cli(kind, args=["--help"], prog=f"shortlist {command}", **options)
     lines, is_hidden = [], False
-    for line in printed.getvalue().rstrip().splitlines():
+    for line in _with_plain_types(printed.getvalue()).rstrip().splitlines():
         if option := re.match(r"  --?([\w.-]+)", line):
             is_hidden = option[1] in hidden
         elif not line.startswith("  "):
             is_hidden = False
         if not is_hidden:
-            lines.append(_with_plain_types(line).rstrip())
+            lines.append(line.rstrip())
     if issubclass(kind, RunConfig):
         lines += [
             "",
@@ -169,13 +169,13 @@ def _help(kind: type[Any], command: str, examples: Sequence[str], hidden: Collec
     return "\n".join(lines)
 
 
-def _with_plain_types(line: str) -> str:
-    """A line of tyro's help with types as people write them.
+def _with_plain_types(text: str) -> str:
+    """The help of tyro with types as people write them.
 
     Example:
         >>> _with_plain_types("--ks [INT [INT ...]]  or {None}|INT (default: None)")
         '--ks INT ...  or INT'
     """
-    line = line.replace("{None}|", "")
-    line = re.sub(r"\[+(\w+) \[\w+ \.\.\.\]+", r"\1 ...", line)
-    return re.sub(r" \(default: (None|'')?\)", "", line)
+    text = text.replace("{None}|", "")
+    text = re.sub(r"\[+(\w+) \[\w+ \.\.\.\]+", r"\1 ...", text)
+    return re.sub(r"\s\(default:\s*(None|'')?\)", "", text)
