@@ -5,10 +5,9 @@ import math
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -18,23 +17,23 @@ from torch import Tensor
 import shortlist as sl
 from shortlist import functional, metrics
 from shortlist.heads.noised import NoisedTopKHead
-from shortlist.program.bench import epochs, loop, losses, running, twins
+from shortlist.program.bench import agreement, epochs, losses, running
 from shortlist.program.bench.contenders import Bench
-from shortlist.program.bench.document import write_performance
+from shortlist.program.bench.document import loop_tables, write_performance
 from shortlist.program.bench.measurements import (
     COLUMNS,
     NOT_CAPTURED,
     QUICK_NOTE,
     Measurement,
     ResultsFile,
+    Selection,
     latest,
     read_measurements,
 )
 from shortlist.program.bench.plots import _pushed_apart
-from shortlist.program.bench.tables import Results, loop_tables
 from shortlist.program.bench.timing import QUICK, Pace, Step, Timing, interleaved_wall_times
 from shortlist.program.config import RunConfig
-from shortlist.program.marked_pages import END, begin_mark
+from shortlist.program.documents import END, begin_mark
 
 BEGIN = begin_mark("shortlist bench --document")
 CPU = torch.device("cpu")
@@ -69,19 +68,21 @@ def test_a_quick_run_passes_through_every_suite(tmp_path: Path) -> None:
     assert "loop is left out" in done.stderr
 
 
-@pytest.mark.parametrize("suite", [loop, epochs])
-def test_both_loops_run_where_the_measurement_says(suite: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("measure", [epochs.measure_losses, epochs.measure_loops])
+def test_both_loops_run_where_the_measurement_says(
+    measure: Callable[[Bench], Iterator[Measurement]], monkeypatch: pytest.MonkeyPatch
+) -> None:
     class StartedError(Exception):
         pass
 
     def started(config: RunConfig, **options: Any) -> None:
         raise StartedError(config.train.device)
 
-    monkeypatch.setattr(suite, "train", started)
-    monkeypatch.setattr(loop, "_plain_epochs", lambda setup, problem, device: [float(device.type == "cpu")] * 2)
-    here = Bench(torch.device("cpu"), quick=suite is epochs, say=lambda message: None)
-    rows = suite.measure(here)
-    if suite is loop:
+    monkeypatch.setattr(epochs, "train", started)
+    monkeypatch.setattr(epochs, "_plain_epochs", lambda setup, problem, device: [float(device.type == "cpu")] * 2)
+    here = Bench(torch.device("cpu"), quick=measure is epochs.measure_losses, say=silent)
+    rows = measure(here)
+    if measure is epochs.measure_loops:
         assert next(rows).wall_ms == 1000
     with pytest.raises(StartedError, match=r"^cpu$"):
         next(rows)
@@ -161,7 +162,7 @@ def test_a_wrong_loss_is_not_timed(
     wrong: Callable[..., Tensor], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(functional, "noised_topk_hinge", wrong)
-    with pytest.raises(sl.ShortlistError, match=r"noised_topk_hinge \(8 x 40 .* differs from its twin"):
+    with pytest.raises(sl.ShortlistError, match=r"noised_topk_hinge \(8 x 40 .* differs from its reference"):
         run_quick(tmp_path / "out.csv", "loss")
     assert not (tmp_path / "out.csv").exists()
 
@@ -173,14 +174,14 @@ def test_a_wrong_smoothed_hinge_is_not_timed(tmp_path: Path, monkeypatch: pytest
         return right(scores, target, k) * (1 if scores.dtype == torch.float64 else 1.001)
 
     monkeypatch.setattr(functional, "smooth_topk_hinge", only_in_float64)
-    with pytest.raises(sl.ShortlistError, match=r"smooth_topk_hinge .* differs from its twin"):
+    with pytest.raises(sl.ShortlistError, match=r"smooth_topk_hinge .* differs from its reference"):
         run_quick(tmp_path / "out.csv", "hinge")
 
 
 def test_wrong_metrics_are_not_timed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     right = metrics.TopKMetrics.update
     monkeypatch.setattr(metrics.TopKMetrics, "update", lambda self, scores, target: right(self, -scores, target))
-    with pytest.raises(sl.ShortlistError, match=r"TopKMetrics.update .* differs from its twin"):
+    with pytest.raises(sl.ShortlistError, match=r"TopKMetrics.update .* differs from its reference"):
         run_quick(tmp_path / "out.csv", "metrics")
 
 
@@ -192,7 +193,7 @@ def test_a_wrong_head_is_not_timed(factor: float, tmp_path: Path, monkeypatch: p
         return factor * right(self, features, target, **settings)
 
     monkeypatch.setattr(NoisedTopKHead, "forward", wrong)
-    with pytest.raises(sl.ShortlistError, match=r"NoisedTopKHead .* differs from its twin"):
+    with pytest.raises(sl.ShortlistError, match=r"NoisedTopKHead .* differs from its reference"):
         run_quick(tmp_path / "out.csv", "head")
 
 
@@ -234,7 +235,7 @@ def test_a_file_grows_and_only_a_file_of_measurements_does(tmp_path: Path) -> No
 
 
 def test_ctrl_c_keeps_what_was_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    right = twins.check_noised_hinge
+    right = agreement.check_noised_hinge
 
     def stop_at_the_second_size(entry: str, scores: Tensor, *rest: Any, **settings: Any) -> None:
         if scores.shape == losses.QUICK.sizes[1]:
@@ -375,7 +376,7 @@ def test_the_tables_say_what_the_file_says(tmp_path: Path) -> None:
 
 def test_the_faster_loop_is_faster_by_how_much_longer_the_other_takes() -> None:
     rows = [measurement("plain", suite="loop", wall_ms=3000.0), measurement("ours", suite="loop", wall_ms=1500.0)]
-    (table,) = loop_tables(Results(rows))
+    (table,) = loop_tables(Selection(rows))
     cells = [line.strip("| ").split(" | ") for line in table.splitlines()[-2:]]
     assert [(entry, seconds, factor[:-1]) for entry, seconds, factor in cells] == [
         ("plain", "3.00", "1.00"),

@@ -24,15 +24,13 @@ from hypothesis import strategies as st
 from shortlist.errors import ShortlistError
 from shortlist.program.config import DataConfig, OptimConfig, RunConfig, TrainConfig
 from shortlist.program.losses import LOSSES, FocalConfig, NoisedTopKHingeConfig
-from shortlist.program.report.accuracy import macro_by_k, macro_in_bin, micro_by_k, size_bins
-from shortlist.program.report.charts import Line, Point, key, line_chart
-from shortlist.program.report.confusions import most_confused
+from shortlist.program.report.charts import Axis, Line, Point, count_axis, key, line_chart, number_axis, percent_axis
+from shortlist.program.report.curves import macro_by_k, macro_in_bin, micro_by_k, size_axis, size_bins
 from shortlist.program.report.gather import Comparison, gather
-from shortlist.program.report.headings import data_facts, data_name
 from shortlist.program.report.markup import element
 from shortlist.program.report.names import short_labels
-from shortlist.program.report.page import write_report
-from shortlist.program.report.scales import Axis, count_axis, number_axis, percent_axis, size_axis
+from shortlist.program.report.page import data_facts, data_name, write_report
+from shortlist.program.report.pictures import most_confused
 from shortlist.program.runs.folder import RunFolder
 from shortlist.program.training.thumbnails import example_images
 from tests.support.run_folders import World, make_run, small_world

@@ -10,15 +10,30 @@ from torch import Tensor
 
 from shortlist.functional import calibrated_topk_hinge, imbalanced_noised_topk_hinge, noised_topk_hinge, topk_error
 from shortlist.ops.exact import exact_topk
-from shortlist.program.reproduce.figures import FIGURES, impact_of_b, impact_of_epsilon, level_sets
-from shortlist.program.reproduce.figures.effort import Effort
+from shortlist.program.reproduce.figures import FIGURES
 from shortlist.program.reproduce.figures.gradient_sparsity import nonzero_coordinates
-from shortlist.program.reproduce.figures.landscapes import BALANCED, LANDSCAPES, Landscape
-from shortlist.program.reproduce.figures.numbers import Columns, read_columns, write_columns
-from shortlist.program.reproduce.figures.panels import mesh_of, score_columns
-from shortlist.program.reproduce.figures.repetitions import repeated, with_margin
-from shortlist.program.reproduce.figures.style import publish
-from shortlist.program.reproduce.figures.triangle import LABEL, MIRROR, places, rescaled, triangle_of
+from shortlist.program.reproduce.figures.loss_maps import (
+    DRAWS,
+    Effort,
+    impact_of_b,
+    impact_of_epsilon,
+    level_sets,
+    mesh_of,
+    score_columns,
+)
+from shortlist.program.reproduce.figures.style import Columns, publish, read_columns, write_columns
+from shortlist.program.reproduce.figures.triangle import (
+    BALANCED,
+    LABEL,
+    LANDSCAPES,
+    MIRROR,
+    Landscape,
+    places,
+    repeated,
+    rescaled,
+    triangle_of,
+    with_margin,
+)
 
 GRID = triangle_of(steps=12)
 QUICK = Effort(steps=12, repetitions=20)
@@ -62,7 +77,7 @@ def test_the_same_call_gives_the_same_files(tmp_path: Path) -> None:
 
 
 def test_the_file_rebuilds_the_arrays(tmp_path: Path) -> None:
-    columns = level_sets.numbers(2, QUICK)
+    columns = level_sets(2, QUICK)
     write_columns(tmp_path / "numbers.csv", columns)
     again = read_columns(tmp_path / "numbers.csv")
     assert list(again) == list(columns)
@@ -120,7 +135,7 @@ def test_a_constant_is_rescaled_to_nothing() -> None:
 
 @every_k
 def test_each_loss_fills_the_unit_interval(k: int) -> None:
-    columns = level_sets.numbers(k, QUICK)
+    columns = level_sets(k, QUICK)
     assert list(columns)[3:] == [each.column for each in LANDSCAPES]
     for each in LANDSCAPES:
         assert span(columns[each.column]) == (0, 1)
@@ -193,8 +208,8 @@ def test_the_mean_over_repetitions_is_the_expectation(k: int) -> None:
 
 @every_k
 def test_more_draws_mean_less_spread_between_repetitions(k: int) -> None:
-    columns = impact_of_b.numbers(QUICK)
-    spreads = [columns[f"K={k} B={draws} spread"].mean() for draws in impact_of_b.DRAWS]
+    columns = impact_of_b(QUICK)
+    spreads = [columns[f"K={k} B={draws} spread"].mean() for draws in DRAWS]
     assert spreads == sorted(spreads, reverse=True)
     few_RP, many_RP = (
         repeated(with_margin(5.0), GRID, k, epsilon=1.0, n_samples=draws, repetitions=400) for draws in (4, 64)
@@ -203,14 +218,14 @@ def test_more_draws_mean_less_spread_between_repetitions(k: int) -> None:
 
 
 def test_single_repetitions_keep_the_scale_of_their_mean() -> None:
-    columns = impact_of_b.numbers(QUICK)
+    columns = impact_of_b(QUICK)
     losses_RP = repeated(BALANCED, GRID, 1, epsilon=1.0, n_samples=5, repetitions=QUICK.repetitions).double()
     low, high = losses_RP.mean(0).aminmax()
     torch.testing.assert_close(columns["K=1 B=5 repetition 0"] * (high - low) + low, losses_RP[0])
 
 
 def test_the_epsilon_panels_fill_the_unit_interval_or_are_nothing_at_all() -> None:
-    columns = impact_of_epsilon.numbers(QUICK)
+    columns = impact_of_epsilon(QUICK)
     nothing = {name for name, column in columns.items() if (column == 0).all()}
     assert nothing == {"K=2 epsilon=10", "K=2 epsilon=100"}
     assert all(span(columns[name]) == (0, 1) for name in list(columns)[3:] if name not in nothing)
@@ -224,7 +239,7 @@ def test_much_noise_kills_the_loss_if_only_the_lowest_score_is_an_error(epsilon:
 
 
 def test_much_noise_makes_the_levels_straight() -> None:
-    losses_P = impact_of_epsilon.numbers(QUICK)["K=1 epsilon=100"]
+    losses_P = impact_of_epsilon(QUICK)["K=1 epsilon=100"]
     for height in GRID.scores_PL[:, LABEL].unique():
         row = losses_P[GRID.scores_PL[:, LABEL] == height]
         assert row.max() - row.min() < 0.05

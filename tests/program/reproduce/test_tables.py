@@ -27,13 +27,12 @@ from shortlist.program import recipes
 from shortlist.program.atomic_files import locked
 from shortlist.program.cli import research
 from shortlist.program.config import DataConfig, OptimConfig, from_dict, to_dict
-from shortlist.program.marked_pages import END, begin_mark
+from shortlist.program.documents import END, begin_mark
 from shortlist.program.reproduce import Scale, running
 from shortlist.program.reproduce.document import write_reproduction
 from shortlist.program.reproduce.experiment import Cell, Experiment
 from shortlist.program.reproduce.figures import FIGURES, from_results
 from shortlist.program.reproduce.gradients import COUNTS, CountingLoss
-from shortlist.program.reproduce.published import published
 from shortlist.program.reproduce.registry import COLUMN_NAMES, EXPERIMENTS
 from shortlist.program.reproduce.results import (
     COLUMNS,
@@ -46,7 +45,7 @@ from shortlist.program.reproduce.results import (
     write_results,
 )
 from shortlist.program.reproduce.running import reproduce
-from shortlist.program.reproduce.tables import comparison, interval_half_width, latest_setups
+from shortlist.program.reproduce.tables import comparison, interval_half_width, latest_setups, published
 from shortlist.program.runs.folder import RunFolder, default_folder
 from shortlist.program.training.loop import DivergedError, Interrupted, Trainer
 

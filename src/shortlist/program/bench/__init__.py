@@ -1,4 +1,4 @@
-"""Every speed figure of the project: measured beside its peers, kept in a CSV, and told in docs/performance.md."""
+"""Speed measurements: each beside its peers, kept in a CSV, and shown in docs/performance.md."""
 
 from typing import Literal
 

@@ -1,4 +1,4 @@
-"""Who is measured, and how a group of them is: checked first, then timed, one measurement after another."""
+"""The contenders of a measurement, and how they are measured: first checked, then timed."""
 
 import importlib.metadata
 import math
@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 import torch
 
 import shortlist
+from shortlist.program.bench import Suite
 from shortlist.program.bench.measurements import NOT_CAPTURED, QUICK_NOTE, Case, Measurement
 from shortlist.program.bench.timing import (
     QUICK,
@@ -27,26 +28,26 @@ from shortlist.program.bench.timing import (
 from shortlist.program.wording import counted
 
 _PACKAGES = ("torch", "triton", "pytopk", "cut-cross-entropy", "liger-kernel")
-# The second-level cache of an H200 holds 60 MB; input sets that rotate must be larger together, or it is timed instead.
+# Inputs that rotate must together exceed the second-level cache (60 MB on an H200), or the cache is timed instead.
 _OUT_OF_CACHE = 200e6
 _MOST_SETS = 8
 
 
 @dataclass(frozen=True)
 class Contender:
-    """One way to do a job, on one case; ours come with a twin."""
+    """One implementation on one case."""
 
     entry: str
     case: Case
     steps: tuple[Step, ...]
-    """The same step over different inputs, together too large for a cache."""
+    """The same step on different inputs, which together exceed the cache."""
     check: Callable[[], None] | None = None
-    """Raises ``ShortlistError`` unless the results are those of the twin: what is wrong is not worth timing."""
+    """Raises ``ShortlistError`` if the results differ from the reference. Only our implementations have one."""
 
 
 @dataclass(frozen=True)
 class Bench:
-    """Where and how thoroughly to measure, and whom to tell."""
+    """Where and how thoroughly to measure."""
 
     device: torch.device
     quick: bool
@@ -61,12 +62,12 @@ class Bench:
         return self.device.type == "cuda"
 
     def input_sets(self, bytes_each: int) -> int:
-        """How many different inputs to rotate among: enough to leave the GPU's cache, or the most that are worth it."""
+        """How many inputs to rotate among: enough to exceed the GPU's cache, up to a limit."""
         return min(_MOST_SETS, math.ceil(_OUT_OF_CACHE / bytes_each)) if self.on_gpu else 1
 
     def row(
         self,
-        suite: str,
+        suite: Suite,
         entry: str,
         case: Case,
         *,
@@ -75,9 +76,9 @@ class Bench:
         peak_mib: float | None = None,
         note: str = "",
     ) -> Measurement:
-        """A measurement with the circumstances filled in."""
-        gpu_ms, gpu_p20, gpu_p80 = _figures(gpu)
-        wall_ms, wall_p20, wall_p80 = _figures(wall)
+        """A measurement, with machine, versions and date filled in."""
+        gpu_ms, gpu_p20, gpu_p80 = _statistics(gpu)
+        wall_ms, wall_p20, wall_p80 = _statistics(wall)
         return Measurement(
             suite=suite,
             entry=entry,
@@ -96,36 +97,36 @@ class Bench:
             date=datetime.now(UTC).isoformat(timespec="seconds"),
         )
 
-    def measure(self, suite: str, contenders: Sequence[Contender]) -> Iterator[Measurement]:
-        """Time a group on one case: on a GPU one after another, on a CPU in turns.
+    def measure(self, suite: Suite, contenders: Sequence[Contender]) -> Iterator[Measurement]:
+        """Time contenders on one case: on a GPU one after another, on a CPU in turns.
 
         Raises:
-            ShortlistError: One of ours differs from its twin; it is not timed, nor is any after it.
+            ShortlistError: A check failed; that contender and those after it are not timed.
         """
         if not self.on_gpu:
             yield from self._measure_in_turns(suite, contenders)
             return
         for contender in contenders:
             yield self._measure_on_gpu(suite, contender)
-            torch.cuda.empty_cache()  # the next one's memory is its own affair
+            torch.cuda.empty_cache()  # so that the next one starts with free memory
 
-    def _measure_in_turns(self, suite: str, contenders: Sequence[Contender]) -> Iterator[Measurement]:
+    def _measure_in_turns(self, suite: Suite, contenders: Sequence[Contender]) -> Iterator[Measurement]:
         able, failed = [], []
         for contender in contenders:
-            _checked(contender)
+            _check(contender)
             try:
                 warm_up(contender.steps, self.pace, self.device)
                 able.append(contender)
-            except Exception as wrong:  # out of memory, no compiler here, a peer that does not run here
-                failed.append((contender, _first_line(wrong)))
-        times = interleaved_wall_times([each.steps for each in able], self.pace, self.device)
+            except Exception as error:  # such as out of memory, no compiler, a peer that does not run here
+                failed.append((contender, _first_line(error)))
+        times = interleaved_wall_times([contender.steps for contender in able], self.pace, self.device)
         for contender, wall in zip(able, times, strict=True):
             yield self.row(suite, contender.entry, contender.case, wall=wall)
         for contender, note in failed:
             yield self.row(suite, contender.entry, contender.case, note=note)
 
-    def _measure_on_gpu(self, suite: str, contender: Contender) -> Measurement:
-        _checked(contender)
+    def _measure_on_gpu(self, suite: Suite, contender: Contender) -> Measurement:
+        _check(contender)
         gpu = wall = peak_mib = None
         note, steps = "", contender.steps
         try:
@@ -133,10 +134,10 @@ class Bench:
             peak_mib = peak_extra_mib(steps[0], self.device)
             wall = wall_time(steps, self.pace, self.device)
             gpu = gpu_time(steps, self.pace, self.device)
-        except CannotCaptureError as wrong:
-            note = f"{NOT_CAPTURED}: {wrong}"
-        except Exception as wrong:  # out of memory, no compiler here, a peer that does not run here
-            note = _first_line(wrong)
+        except CannotCaptureError as error:
+            note = f"{NOT_CAPTURED}: {error}"
+        except Exception as error:  # such as out of memory, no compiler, a peer that does not run here
+            note = _first_line(error)
         finally:
             for step in steps:
                 step.release()
@@ -152,7 +153,7 @@ def say_to_stderr(message: str) -> None:
 
 
 def describe(measurement: Measurement) -> str:
-    """A line for whoever watches."""
+    """One line about a measurement."""
     case = {name: getattr(measurement, name) for name in ("d", "K", "B", "spread", "epsilon")}
     settings = " ".join(f"{name}={value:g}" for name, value in case.items() if value is not None)
     clocks = {"gpu": measurement.gpu_ms, "wall": measurement.wall_ms}
@@ -161,17 +162,17 @@ def describe(measurement: Measurement) -> str:
     return f"{what.strip()}: {'; '.join(filter(None, (times, measurement.note)))}"
 
 
-def _checked(contender: Contender) -> None:
+def _check(contender: Contender) -> None:
     if contender.check is not None:
         contender.check()
 
 
-def _figures(timing: Timing | None) -> tuple[float | None, float | None, float | None]:
+def _statistics(timing: Timing | None) -> tuple[float | None, float | None, float | None]:
     return (None, None, None) if timing is None else (timing.median, timing.p20, timing.p80)
 
 
-def _first_line(wrong: Exception) -> str:
-    return str(wrong).partition("\n")[0] or type(wrong).__name__
+def _first_line(error: Exception) -> str:
+    return str(error).partition("\n")[0] or type(error).__name__
 
 
 def _machine(device: torch.device) -> str:

@@ -1,4 +1,4 @@
-"""The suite ``head``: a linear layer with its loss, which for many classes costs more than the network before it."""
+"""The suite ``head``: a linear layer with its loss. With many classes it costs more than the network before it."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -10,32 +10,35 @@ from torch.nn import functional as F
 
 import shortlist as sl
 from shortlist.program.bench import peers
+from shortlist.program.bench.agreement import check_noised_head
 from shortlist.program.bench.contenders import Bench, Contender, dtype_name
 from shortlist.program.bench.measurements import Case, Measurement
 from shortlist.program.bench.timing import Step
-from shortlist.program.bench.twins import check_noised_head
 
-SUITE = "head"
 PRODUCT = "forward product alone"
 LINEAR, COMPILED_LINEAR = "linear + cross-entropy", "linear + cross-entropy, compiled"
 CUT, LIGER, LINEAR_PYTOPK = "cut-cross-entropy", "Liger", "linear + pytopk"
 OURS, OURS_SPARSE = "shortlist", "shortlist, sparse gradient"
+PEERS = (LINEAR, COMPILED_LINEAR, CUT, LIGER, LINEAR_PYTOPK)
+ENTRIES = (PRODUCT, *PEERS, OURS, OURS_SPARSE)
+GOAL = 0.5
+"""Our head should take at most this share of the fastest peer's time."""
 
 _K, _DRAWS, _EPSILON = 5, 5, 0.2
 _FEATURES = 512
 _SIZES = ((1_024, 100_000), (4_096, 100_000), (1_024, 1_000_000))
 _QUICK_FEATURES, _QUICK_SIZES = 8, ((16, 60),)
-# pytopk holds the perturbed scores, their negatives and the one-hot gradient of every draw in float32.
+# For every draw pytopk keeps the perturbed scores, their negatives and the one-hot gradient in float32.
 _PYTOPK_BYTES_A_DRAW = 16
 
 
 def measure(bench: Bench) -> Iterator[Measurement]:
     if not bench.quick and not bench.on_gpu:
-        bench.say(f"{SUITE} is left out: it needs a GPU")
+        bench.say("head is left out: it needs a GPU")
         return
     for size in _QUICK_SIZES if bench.quick else _SIZES:
         inputs = _Inputs.drawn(bench, size, _QUICK_FEATURES if bench.quick else _FEATURES)
-        yield from bench.measure(SUITE, [*_of_peers(bench, inputs), *_ours(inputs)])
+        yield from bench.measure("head", [*_peers(bench, inputs), *_ours(inputs)])
 
 
 @dataclass(frozen=True)
@@ -46,7 +49,7 @@ class _Inputs:
 
     @classmethod
     def drawn(cls, bench: Bench, size: tuple[int, int], d: int) -> "_Inputs":
-        """One set: the weights alone are larger than the GPU's cache."""
+        """One set of inputs is enough: the weights alone exceed the GPU's cache."""
         n, num_classes = size
         dtype = torch.bfloat16 if bench.on_gpu else torch.float32
         generator = torch.Generator(bench.device).manual_seed(0)
@@ -54,7 +57,7 @@ class _Inputs:
         def draw(*shape: int) -> Tensor:
             return torch.randn(*shape, device=bench.device, generator=generator).to(dtype)
 
-        weight = draw(num_classes, d) / d**0.5  # so that the scores of a row spread by one
+        weight = draw(num_classes, d) / d**0.5  # the scores of a row then have a standard deviation of 1
         target = torch.randint(num_classes, (n,), device=bench.device, generator=generator)
         return cls(draw(n, d).requires_grad_(), weight.requires_grad_(), target)
 
@@ -72,7 +75,7 @@ class _Inputs:
         return (Step(forward, (self.features, self.weight)),)
 
 
-def _of_peers(bench: Bench, inputs: _Inputs) -> Iterator[Contender]:
+def _peers(bench: Bench, inputs: _Inputs) -> Iterator[Contender]:
     product = Step(partial(F.linear, inputs.features.detach(), inputs.weight.detach()))
     yield Contender(PRODUCT, inputs.case, (product,))
     yield Contender(LINEAR, inputs.case, inputs.steps_of(_linear_cross_entropy))
@@ -80,7 +83,7 @@ def _of_peers(bench: Bench, inputs: _Inputs) -> Iterator[Contender]:
         torch.compiler.reset()
         compiled = torch.compile(_linear_cross_entropy, dynamic=False)
         yield Contender(COMPILED_LINEAR, inputs.case, inputs.steps_of(compiled))
-    if bench.on_gpu:  # their kernels are written for nothing else
+    if bench.on_gpu:  # their kernels run on nothing else
         for entry, theirs in ((CUT, peers.cut_cross_entropy(bench.say)), (LIGER, peers.liger(bench.say))):
             if theirs is not None:
                 yield Contender(entry, inputs.case, inputs.steps_of(theirs))
@@ -108,11 +111,11 @@ def _ours(inputs: _Inputs) -> Iterator[Contender]:
 
 
 def _head(weight: Tensor, *, sparse: bool) -> nn.Module:
-    """Ours, with these weights."""
+    """Our head, with these weights."""
     num_classes, d = weight.shape
     loss = sl.NoisedTopKHinge(_K, epsilon=_EPSILON, n_samples=_DRAWS)
     head = sl.NoisedTopKHead(d, num_classes, loss, bias=False, sparse_grad=sparse, device="meta")
-    head.weight = nn.Parameter(weight.detach())  # shared with the peers
+    head.weight = nn.Parameter(weight.detach())  # the same as the peers have
     return head
 
 
@@ -125,7 +128,7 @@ def _linear_cross_entropy(features: Tensor, weight: Tensor, target: Tensor) -> T
 
 
 def _fits(bench: Bench, inputs: _Inputs) -> bool:
-    """Whether pytopk may have the memory that it needs, and as much again for a CUDA graph of it."""
+    """True if there is memory for pytopk, and as much again for its CUDA graph."""
     needed = 2 * _PYTOPK_BYTES_A_DRAW * _DRAWS * inputs.case.N * inputs.case.L
     if not bench.on_gpu or needed < torch.cuda.mem_get_info(bench.device)[0]:
         return True

@@ -1,4 +1,4 @@
-"""The suite ``metrics``: counting top-K hits beside the searches that it makes do without."""
+"""The suite ``metrics``: counting top-K hits beside the ``topk`` and ``sort`` calls that it avoids."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -6,13 +6,12 @@ from functools import partial
 
 import torch
 
+from shortlist.program.bench.agreement import check_topk_counts
 from shortlist.program.bench.contenders import Bench, Contender, dtype_name
 from shortlist.program.bench.losses import OURS, Batch
 from shortlist.program.bench.measurements import Case, Measurement
 from shortlist.program.bench.timing import Step
-from shortlist.program.bench.twins import check_topk_counts
 
-SUITE = "metrics"
 TOPK, SORT = "torch.topk alone", "torch.sort alone"
 _K = 5
 _SIZE, _QUICK_SIZE = (256, 100_000), (16, 60)
@@ -22,12 +21,12 @@ def measure(bench: Bench) -> Iterator[Measurement]:
     size = _QUICK_SIZE if bench.quick else _SIZE
     batches = Batch.drawn(bench, size, torch.float32, spread=1.0)
     case = Case(dtype=dtype_name(torch.float32), N=size[0], L=size[1])
-    scores = [batch.scores.detach() for batch in batches]
+    inputs = [batch.scores.detach() for batch in batches]
     yield from bench.measure(
-        SUITE,
+        "metrics",
         [
-            Contender(TOPK, replace(case, K=_K), tuple(Step(partial(torch.topk, each, _K)) for each in scores)),
-            Contender(SORT, case, tuple(Step(partial(torch.sort, each, descending=True)) for each in scores)),
+            Contender(TOPK, replace(case, K=_K), tuple(Step(partial(torch.topk, scores, _K)) for scores in inputs)),
+            Contender(SORT, case, tuple(Step(partial(torch.sort, scores, descending=True)) for scores in inputs)),
             _ours(bench, case, batches),
         ],
     )

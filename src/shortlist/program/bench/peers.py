@@ -1,4 +1,4 @@
-"""The packages that ours is measured beside. Each is optional: one that is not installed is named once and left out."""
+"""The packages to compare with. Each is optional: one that cannot be imported is named once and left out."""
 
 import importlib
 from collections.abc import Callable
@@ -10,17 +10,17 @@ from torch import Tensor
 Loss = Callable[[Tensor, Tensor], Tensor]
 """Of scores and labels."""
 HeadLoss = Callable[[Tensor, Tensor, Tensor], Tensor]
-"""Of features, the weights of the classes, and labels."""
+"""Of features, class weights and labels."""
 
 
 def pytopk(k: int, epsilon: float, n_samples: int, say: Callable[[str], None]) -> Loss | None:
-    """The noised loss of its authors: the package pytopk."""
+    """The noised loss in its authors' package, pytopk."""
     package = _package("pytopk", say)
     return None if package is None else cast(Loss, package.BalNoisedTopK(k=k, epsilon=epsilon, n_sample=n_samples))
 
 
 def cut_cross_entropy(say: Callable[[str], None]) -> HeadLoss | None:
-    """Linear layer and cross-entropy without the scores, https://github.com/apple/ml-cross-entropy."""
+    """Linear layer and cross-entropy without stored scores, https://github.com/apple/ml-cross-entropy."""
     package = _package("cut_cross_entropy", say)
     return None if package is None else cast(HeadLoss, package.linear_cross_entropy)
 
@@ -42,6 +42,6 @@ def liger(say: Callable[[str], None]) -> HeadLoss | None:
 def _package(name: str, say: Callable[[str], None]) -> Any:
     try:
         return importlib.import_module(name)
-    except Exception as wrong:  # a peer may fail in any way to load on a machine that it was not made for
-        say(f"{name.partition('.')[0]} is left out: {wrong}")
+    except Exception as error:  # on a machine it was not made for, a package may fail to load in any way
+        say(f"{name.partition('.')[0]} is left out: {error}")
         return None

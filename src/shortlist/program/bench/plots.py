@@ -1,4 +1,4 @@
-"""The plots of docs/performance.md, made from measurements and nothing else."""
+"""The plots of docs/performance.md."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -10,26 +10,15 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, NullLocator
 
-from shortlist.program.bench import heads, losses
-from shortlist.program.bench.tables import (
-    CLOCKS,
-    HEAD_ENTRIES,
-    HEAD_GOAL,
-    HEAD_PEERS,
-    Clock,
-    Results,
-    classes,
-    milliseconds,
-    size,
-    sizes_of,
-)
-from shortlist.program.figure_files import LOOK, save_figure
+from shortlist.program.bench import Suite, heads, losses
+from shortlist.program.bench.measurements import CLOCKS, Clock, Selection, class_count, milliseconds, size_text
+from shortlist.program.documents import LOOK, save_figure
 
 _DRAWS = (5, 10)
 """(K, B) of the plot of the loss: the paper's usual setting."""
 
 _LINE_HEIGHT = 0.055
-"""Of a label, as a share of a panel."""
+"""Of a label, as a share of the panel."""
 
 _OURS, _PEER, _GREY, _DARK = "#0b62c4", "#d0621b", "#8a96a1", "#4c5a66"
 _STYLE = LOOK | {
@@ -46,17 +35,17 @@ _STYLE = LOOK | {
 class _Curve:
     label: str
     colour: str
-    results: Results
+    selection: Selection
     width: float = 2.0
     dashes: str | tuple[int, tuple[int, int]] = "solid"
-    everywhere: Results | None = None
-    """All measurements whose extremes the band around the curve shows."""
+    everywhere: Selection | None = None
+    """Measurements whose extremes the band around the curve shows."""
 
 
-def loss_plot(results: Results) -> Figure | None:
-    """Time against size, one panel a clock; None where the usual setting was not measured."""
+def loss_plot(selection: Selection) -> Figure | None:
+    """Time against size, a panel a clock; None if the usual setting was not measured."""
     k, n_samples = _DRAWS
-    single = results.only(dtype="float32")
+    single = selection.only(dtype="float32")
     ours = single.only(losses.OURS, K=k, B=n_samples)
     if not ours.measurements:
         return None
@@ -72,7 +61,7 @@ def loss_plot(results: Results) -> Figure | None:
         panels = figure.subplots(1, len(ours.clocks), sharey=True, squeeze=False)[0]
         for axes, clock in zip(panels, ours.clocks, strict=True):
             _draw_loss_panel(axes, clock, curves)
-        for axes, clock in zip(panels, ours.clocks, strict=True):  # the panels share one scale, now known
+        for axes, clock in zip(panels, ours.clocks, strict=True):  # after drawing: the panels share one scale
             _label_ends(axes, clock, curves)
         panels[0].set_ylabel("milliseconds, forward and backward")
         figure.suptitle(
@@ -87,7 +76,7 @@ def loss_plot(results: Results) -> Figure | None:
 
 def _draw_loss_panel(axes: Axes, clock: Clock, curves: Sequence[_Curve]) -> None:
     for curve in curves:
-        at = _by_size(curve.results, clock)
+        at = _by_size(curve.selection, clock)
         axes.plot(
             list(at), [min(times) for times in at.values()], linestyle=curve.dashes,
             color=curve.colour, linewidth=curve.width, marker="o", markersize=5,
@@ -97,8 +86,10 @@ def _draw_loss_panel(axes: Axes, clock: Clock, curves: Sequence[_Curve]) -> None
             low, high = [min(times) for times in band.values()], [max(times) for times in band.values()]
             axes.fill_between(list(band), low, high, color=curve.colour, alpha=0.16, linewidth=0)
     axes.set(xscale="log", yscale="log", title=CLOCKS[clock])
-    sizes = sorted({(each.N * each.L, each.L, each.N) for curve in curves for each in curve.results.measurements})
-    axes.set_xticks([scores for scores, _, _ in sizes], [f"{classes(num_classes)}\n{n}" for _, num_classes, n in sizes])
+    sizes = sorted({(row.N * row.L, row.L, row.N) for curve in curves for row in curve.selection.measurements})
+    axes.set_xticks(
+        [scores for scores, _, _ in sizes], [f"{class_count(num_classes)}\n{n}" for _, num_classes, n in sizes]
+    )
     axes.set_xlabel("classes L (above) and batch size N (below), placed by their product")
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     for axis in (axes.xaxis, axes.yaxis):
@@ -107,21 +98,20 @@ def _draw_loss_panel(axes: Axes, clock: Clock, curves: Sequence[_Curve]) -> None
     axes.tick_params(length=0)
 
 
-def _by_size(results: Results, clock: Clock) -> dict[int, list[float]]:
-    """Times by number of scores, smallest first."""
+def _by_size(selection: Selection, clock: Clock) -> dict[int, list[float]]:
+    """Times by number of scores, the fewest first."""
     at: dict[int, list[float]] = {}
-    for each in sorted(results.measurements, key=lambda each: each.N * each.L):
-        time = getattr(each, f"{clock}_ms")
-        if time is not None:
-            at.setdefault(each.N * each.L, []).append(time)
+    for row in sorted(selection.measurements, key=lambda row: row.N * row.L):
+        if (time := row.time(clock)) is not None:
+            at.setdefault(row.N * row.L, []).append(time)
     return at
 
 
 def _label_ends(axes: Axes, clock: Clock, curves: Sequence[_Curve]) -> None:
-    """Names beside the last points, pushed apart where curves end close together."""
+    """Write the names beside the last points, pushed apart where curves end close together."""
     ends = []
     for curve in curves:
-        at = _by_size(curve.results, clock)
+        at = _by_size(curve.selection, clock)
         if at:
             x = max(at)
             ends.append((math.log(min(at[x])), x, curve))
@@ -136,7 +126,7 @@ def _label_ends(axes: Axes, clock: Clock, curves: Sequence[_Curve]) -> None:
 
 
 def _pushed_apart(heights: Sequence[float], gap: float) -> list[float]:
-    """Ascending heights, moved as little as it takes to be a gap apart: those too close settle around their mean."""
+    """Ascending heights, moved as little as needed to be a gap apart. Those too close settle around their mean."""
     groups: list[list[float]] = []
     for height in heights:
         groups.append([height])
@@ -150,49 +140,49 @@ def _span(group: Sequence[float], gap: float) -> tuple[float, float]:
     return middle - half, middle + half
 
 
-def head_plot(results: Results) -> Figure | None:
-    """Time of each way to do a layer and its loss, one panel a size; None where ours was not measured."""
-    if not results.only(heads.OURS, heads.OURS_SPARSE).measurements:
+def head_plot(selection: Selection) -> Figure | None:
+    """Time of each layer with its loss, a panel a size; None if ours was not measured."""
+    if not selection.only(heads.OURS, heads.OURS_SPARSE).measurements:
         return None
-    clock: Clock = results.clocks[0] if results.clocks else "wall"
-    entries = [entry for entry in HEAD_ENTRIES if results.only(entry).measurements][::-1]
-    sizes = sizes_of(results)
+    clock = selection.main_clock
+    entries = [entry for entry in heads.ENTRIES if selection.only(entry).measurements][::-1]
+    sizes = selection.sizes
     with mpl.rc_context(_STYLE):
         figure = Figure(figsize=(3.0 + 3.6 * len(sizes), 0.9 + 0.52 * len(entries)), layout="constrained")
         panels = figure.subplots(1, len(sizes), sharey=True, squeeze=False)[0]
         for axes, (n, num_classes) in zip(panels, sizes, strict=True):
-            _draw_head_panel(axes, results.only(N=n, L=num_classes), clock, entries)
-            axes.set_title(size(n, num_classes))
+            _draw_head_panel(axes, selection.only(N=n, L=num_classes), clock, entries)
+            axes.set_title(size_text(n, num_classes))
         panels[0].set_yticks(range(len(entries)), entries)
         for entry, name in zip(entries, panels[0].get_yticklabels(), strict=True):
             name.set_color(_colour(entry))
         figure.supxlabel(
             f"milliseconds, {CLOCKS[clock]} (figures: and peak extra memory); dotted: the goal,"
-            f" {HEAD_GOAL:g} of the fastest peer's time",
+            f" {heads.GOAL:g} of the fastest peer's time",
             fontsize=12,
         )
     return figure
 
 
-def _draw_head_panel(axes: Axes, results: Results, clock: Clock, entries: Sequence[str]) -> None:
-    # Lengths of bars mean nothing on a logarithmic axis, and times range over three decades: dots, then.
+def _draw_head_panel(axes: Axes, selection: Selection, clock: Clock, entries: Sequence[str]) -> None:
+    # Dots, not bars: on a logarithmic axis the length of a bar means nothing.
     for place, entry in enumerate(entries):
-        for each in results.only(entry).measurements:
-            time = getattr(each, f"{clock}_ms")
-            time, on_wall = (each.wall_ms, " (wall)") if time is None else (time, "")
+        for row in selection.only(entry).measurements:
+            time = row.time(clock)
+            time, on_wall = (row.wall_ms, " (wall)") if time is None else (time, "")
             if time is None:
                 continue
             colour = _colour(entry)
-            memory = "" if each.peak_mib is None else f", {each.peak_mib:,.0f} MiB"
+            memory = "" if row.peak_mib is None else f", {row.peak_mib:,.0f} MiB"
             axes.plot([time], [place], "o", color=colour, markersize=9, markerfacecolor="white" if on_wall else colour)
             axes.annotate(
                 f"{milliseconds(time)} ms{on_wall}{memory}", (1.03, place), xycoords=("axes fraction", "data"),
                 va="center", fontsize=11, color=colour, annotation_clip=False,
             )  # fmt: skip
     axes.set(xscale="log", ylim=(-0.6, len(entries) - 0.4))
-    fastest = results.only(*HEAD_PEERS).best(clock)
+    fastest = selection.only(*heads.PEERS).best(clock)
     if fastest is not None:
-        axes.axvline(HEAD_GOAL * fastest, color=_OURS, linestyle=":", linewidth=1.6, zorder=0)
+        axes.axvline(heads.GOAL * fastest, color=_OURS, linestyle=":", linewidth=1.6, zorder=0)
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axes.grid(axis="y")
     axes.set_axisbelow(True)
@@ -205,11 +195,11 @@ def _colour(entry: str) -> str:
     return _OURS if entry in (heads.OURS, heads.OURS_SPARSE) else _DARK
 
 
-PLOTS: dict[str, tuple[str, Callable[[Results], Figure | None]]] = {
-    losses.SUITE: ("Time of the noised loss and of its peers against the size of the batch", loss_plot),
-    heads.SUITE: ("Time of a linear layer with its loss, ours beside the peers", head_plot),
+PLOTS: dict[Suite, tuple[str, Callable[[Selection], Figure | None]]] = {
+    "loss": ("Time of the noised loss and of its peers against the size of the batch", loss_plot),
+    "head": ("Time of a linear layer with its loss, ours beside the peers", head_plot),
 }
-"""Of each suite that has one: what it shows, for those who cannot see it, and how it is drawn."""
+"""By suite: a description for readers who cannot see the plot, and the function that draws it."""
 
 
 def save(figure: Figure, path: Path) -> None:

@@ -1,7 +1,7 @@
-"""Three clocks: the GPU's own, the wall's, and the memory's high-water mark.
+"""Time by the GPU's clock and by the wall clock, and peak memory.
 
-A training script feels the wall clock; a kernel is judged by the GPU's. Small steps differ tenfold between the two,
-because launching a kernel takes the host longer than the kernel takes the GPU, so both are reported.
+The wall clock is what a training script waits; the GPU's clock is what a kernel takes. For small steps they differ
+tenfold, because the host needs longer to launch a kernel than the GPU to run it. So both are reported.
 """
 
 import statistics
@@ -20,7 +20,7 @@ _MIB = 2**20
 
 @dataclass(frozen=True)
 class Step:
-    """One forward and backward pass, as a training script would run it; without leaves the forward pass alone."""
+    """One forward and backward pass, as in a training script; without leaves, the forward pass alone."""
 
     forward: Callable[[], object]
     leaves: tuple[Tensor, ...] = ()
@@ -33,23 +33,23 @@ class Step:
             torch.autograd.backward(value)
 
     def release(self) -> None:
-        """Forget the gradients: a step writes new ones, it does not add to old ones."""
+        """Drop the gradients, so that the next step does not add to them."""
         for leaf in self.leaves:
             leaf.grad = None
 
 
 @dataclass(frozen=True)
 class Pace:
-    """How much time goes into a figure."""
+    """How much time to spend on a measurement."""
 
     warm_up_steps: int = 3
     seconds: float = 0.2
-    """Spent on each clock of a contender, unless the fewest samples take longer."""
+    """For each clock of a contender, unless the fewest samples take longer."""
     fewest: int = 5
     most: int = 60
-    """Samples that the median is taken over."""
+    """Samples to take the median of."""
     sample_seconds: float = 2e-3
-    """Steps are repeated until a sample lasts this long: a clock read costs microseconds."""
+    """Steps are repeated until a sample lasts this long, as reading a clock takes microseconds."""
 
 
 QUICK = Pace(warm_up_steps=1, seconds=0.0, fewest=2, sample_seconds=0.0)
@@ -57,7 +57,7 @@ QUICK = Pace(warm_up_steps=1, seconds=0.0, fewest=2, sample_seconds=0.0)
 
 @dataclass(frozen=True)
 class Timing:
-    """Milliseconds a step: the median of the samples and where the middle three fifths of them lie."""
+    """Milliseconds a step: median, 20th and 80th percentile of the samples."""
 
     median: float
     p20: float
@@ -65,17 +65,17 @@ class Timing:
 
     @classmethod
     def of(cls, seconds: Sequence[float]) -> "Timing":
-        samples = sorted(each / _MILLISECOND for each in seconds)
+        samples = sorted(sample / _MILLISECOND for sample in seconds)
         p20, *_, p80 = statistics.quantiles(samples, n=5, method="inclusive") if len(samples) > 1 else samples * 2
         return cls(statistics.median(samples), p20, p80)
 
 
 class CannotCaptureError(RuntimeError):
-    """A step does something that a CUDA graph cannot record."""
+    """A step that a CUDA graph cannot record."""
 
 
 def warm_up(steps: Sequence[Step], pace: Pace, device: torch.device) -> None:
-    """Compilation, autotuning and the allocator's first requests are nobody's steady state."""
+    """Get compilation, autotuning and the first memory requests out of the way."""
     for _ in range(pace.warm_up_steps):
         for step in steps:
             step()
@@ -83,10 +83,10 @@ def warm_up(steps: Sequence[Step], pace: Pace, device: torch.device) -> None:
 
 
 def gpu_time(steps: Sequence[Step], pace: Pace, device: torch.device) -> Timing:
-    """Time on the GPU alone: the steps, captured as one CUDA graph and replayed, so that the host has no part in it.
+    """Time on the GPU alone, without the host: the steps are captured as one CUDA graph and replayed.
 
     Raises:
-        CannotCaptureError: A step waits for the GPU, or otherwise resists capture.
+        CannotCaptureError: A step waits for the GPU, or cannot be captured for another reason.
     """
     _refuse_waiting(steps[0])
     graph = _captured(steps, device)
@@ -103,15 +103,17 @@ def gpu_time(steps: Sequence[Step], pace: Pace, device: torch.device) -> Timing:
 
 
 def wall_time(steps: Sequence[Step], pace: Pace, device: torch.device) -> Timing:
-    """Time by the clock on the wall for plain use: batches of steps, waiting for the GPU only after each batch."""
+    """Wall-clock time in plain use: batches of steps, waiting for the GPU only after each batch."""
     (timing,) = interleaved_wall_times([steps], pace, device)
     return timing
 
 
 def interleaved_wall_times(rivals: Sequence[Sequence[Step]], pace: Pace, device: torch.device) -> list[Timing]:
-    """``wall_time`` of several rivals, in turns: what else the machine does meanwhile then meets them alike."""
+    """``wall_time`` of several rivals in turns, so that other load on the machine affects them alike."""
     once = [_wall_seconds(steps, len(steps), device) for steps in rivals]
-    repeats = [_at_least_one(pace.sample_seconds / each) * len(steps) for each, steps in zip(once, rivals, strict=True)]
+    repeats = [
+        _at_least_one(pace.sample_seconds / seconds) * len(steps) for seconds, steps in zip(once, rivals, strict=True)
+    ]
     rounds = _sample_count(pace, sum(map(max, once, [pace.sample_seconds] * len(once))) / len(once))
     samples: list[list[float]] = [[] for _ in rivals]
     for _ in range(rounds):
@@ -123,7 +125,7 @@ def interleaved_wall_times(rivals: Sequence[Sequence[Step]], pace: Pace, device:
 
 
 def peak_extra_mib(step: Step, device: torch.device) -> float:
-    """Most memory that one step holds at once, beyond what lay there before: activations, workspaces, gradients."""
+    """Peak memory of one step beyond what was allocated before: activations, workspaces, gradients."""
     step.release()
     torch.cuda.synchronize(device)
     torch.cuda.reset_peak_memory_stats(device)
@@ -162,7 +164,7 @@ def _event_seconds(graph: torch.cuda.CUDAGraph, replays: int) -> float:
 def _captured(steps: Sequence[Step], device: torch.device) -> torch.cuda.CUDAGraph:
     stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
     stream.wait_stream(torch.cuda.current_stream(device))
-    with torch.cuda.stream(stream):  # warmed up off the main stream, as torch asks for before a capture
+    with torch.cuda.stream(stream):  # torch requires a warm-up on another stream before a capture
         for step in steps:
             step()
     torch.cuda.current_stream(device).wait_stream(stream)
@@ -173,30 +175,30 @@ def _captured(steps: Sequence[Step], device: torch.device) -> torch.cuda.CUDAGra
         with torch.cuda.graph(graph):
             for step in steps:
                 step()
-    except RuntimeError as wrong:
-        # A capture that failed leaves the default generator believing that it is still being captured.
+    except RuntimeError as error:
+        # After a failed capture the default generator still counts as captured.
         fresh = torch.Generator(device).manual_seed(0)
         torch.cuda.default_generators[torch.cuda.current_device()].graphsafe_set_state(fresh)
         for step in steps:
             step.release()
-        raise CannotCaptureError(str(wrong).partition("\n")[0]) from wrong
+        raise CannotCaptureError(str(error).partition("\n")[0]) from error
     return graph
 
 
 def _refuse_waiting(step: Step) -> None:
-    """Found out before a capture begins: one that fails half-way is hard to recover from."""
+    """Fail before the capture begins if the step waits for the GPU: a failed capture is hard to recover from."""
     try:
         with waits_are_errors():
             step()
-    except RuntimeError as wrong:
-        raise CannotCaptureError(str(wrong).partition("\n")[0]) from wrong
+    except RuntimeError as error:
+        raise CannotCaptureError(str(error).partition("\n")[0]) from error
     finally:
         step.release()
 
 
 @contextmanager
 def waits_are_errors() -> Iterator[None]:
-    """Whatever makes the host wait for the GPU raises a RuntimeError."""
+    """Raise a RuntimeError whenever the host would wait for the GPU."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch warns that the mode is a prototype
         torch.cuda.set_sync_debug_mode("error")

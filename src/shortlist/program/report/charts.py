@@ -1,10 +1,68 @@
-"""Line charts as inline SVG: they scale with the page, follow its colours, and need no library to be read."""
+"""Line charts as inline SVG, and their axes. They scale with the page, follow its colours and need no library."""
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from shortlist.program.report.markup import Html, element, joined
-from shortlist.program.report.scales import Axis
+
+_MOST_STEPS = 6
+
+
+@dataclass(frozen=True)
+class Axis:
+    title: str
+    low: float
+    high: float
+    ticks: tuple[tuple[float, str], ...]
+    """Positions and what is written there."""
+
+    def along(self, value: float) -> float:
+        """0 at the lower end, 1 at the upper."""
+        return (value - self.low) / (self.high - self.low)
+
+
+def percent_axis(title: str, values: Iterable[float]) -> Axis:
+    """Around shares between 0 and 1, written in percent; it need not begin at zero."""
+    return _round_axis(title, [100 * value for value in values], lowest=0.0, highest=100.0, unit=0.01)
+
+
+def number_axis(title: str, values: Iterable[float]) -> Axis:
+    """From zero (or below) to a round number above all values."""
+    return _round_axis(title, [0.0, *values])
+
+
+def count_axis(title: str, low: int, high: int) -> Axis:
+    """Whole numbers, the first and every few written out."""
+    step = math.ceil(_round_step(low, high, most_steps=10))
+    ticks = [low, *(tick for tick in range(step, high + 1, step) if tick - low > step / 2)]
+    padding = 0.5 if low == high else 0.0
+    return Axis(title, low - padding, high + padding, tuple((tick, f"{tick:,}") for tick in ticks))
+
+
+def _round_axis(
+    title: str, values: Sequence[float], lowest: float = -math.inf, highest: float = math.inf, unit: float = 1.0
+) -> Axis:
+    step = _round_step(min(values), max(values), _MOST_STEPS)
+    first, last = math.floor(min(values) / step), math.ceil(max(values) / step)
+    if first == last:
+        first, last = first - 1, last + 1
+    digits = max(0, -math.floor(math.log10(step)))
+    steps = [at for at in range(first, last + 1) if lowest <= at * step <= highest]
+    return Axis(
+        title,
+        steps[0] * step * unit,
+        steps[-1] * step * unit,
+        tuple((at * step * unit, f"{at * step:.{digits}f}") for at in steps),
+    )
+
+
+def _round_step(low: float, high: float, most_steps: int) -> float:
+    """1, 2 or 5 times a power of ten, such that few steps lead from low to high."""
+    least = (high - low or abs(high) or 1.0) / most_steps
+    power = 10.0 ** math.floor(math.log10(least))
+    return next(factor * power for factor in (1, 2, 5, 10) if factor * power >= least)
+
 
 COLOURS = 7
 _DASHES = ("", "7 3", "2 3", "10 3 2 3")

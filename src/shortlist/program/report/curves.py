@@ -1,15 +1,133 @@
-"""From the runs of each set-up to a chart with its legend and its numbers."""
+"""The figures of the page: accuracy against K, accuracy against class size, learning curves."""
 
+import math
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from shortlist.program.report.charts import Bar, Guide, Line, Point, legend, line_chart
-from shortlist.program.report.formats import ABSENT, percent_spread
-from shortlist.program.report.gather import Run, Setup
-from shortlist.program.report.markup import Html, element
-from shortlist.program.report.scales import Axis
-from shortlist.program.report.summary import Summary, summarise
-from shortlist.program.report.tables import folded, plain_table
+import torch
+from torch import Tensor
+
+from shortlist.class_sizes import FEW_BELOW, MANY_ABOVE
+from shortlist.program.report.charts import (
+    Axis,
+    Bar,
+    Guide,
+    Line,
+    Point,
+    count_axis,
+    legend,
+    line_chart,
+    number_axis,
+    percent_axis,
+)
+from shortlist.program.report.gather import ClassAccuracy, Comparison, Predictions, Run, Setup
+from shortlist.program.report.markup import Html, element, folded, plain_table
+from shortlist.program.report.summary import ABSENT, PLUS_MINUS, Summary, percent_spread, summarise
+from shortlist.program.wording import counted
+
+_MOST_BINS = 10
+
+
+def micro_by_k(predictions: Predictions) -> list[float]:
+    """For K = 1, 2, ... the share of images that are correct at K, for as many K as there are suggestions.
+
+    Example:
+        >>> labels, suggestions, above = torch.tensor([2, 0]), torch.tensor([[2, 1], [1, 0]]), torch.tensor([0, 1])
+        >>> micro_by_k(Predictions(labels, suggestions, above))
+        [0.5, 1.0]
+    """
+    hits_NK, _ = _hits(predictions)
+    return list(hits_NK.mean(0).tolist())
+
+
+def macro_by_k(predictions: Predictions) -> list[float]:
+    """The same, as the mean over the classes that occur of the share in each class."""
+    hits_NK, labels_N = _hits(predictions)
+    _, which_N, images_C = torch.unique(labels_N, return_inverse=True, return_counts=True)
+    hits_CK = hits_NK.new_zeros(len(images_C), hits_NK.shape[1]).index_add_(0, which_N, hits_NK)
+    return list((hits_CK / images_C.unsqueeze(1)).mean(0).tolist())
+
+
+def _hits(predictions: Predictions) -> tuple[Tensor, Tensor]:
+    could_be_read = predictions.labels >= 0
+    labels_N = predictions.labels[could_be_read]
+    ks_K = torch.arange(1, predictions.suggestions.shape[1] + 1)
+    return (predictions.above[could_be_read].unsqueeze(1) < ks_K).double(), labels_N
+
+
+@dataclass(frozen=True)
+class SizeBin:
+    """Classes of about the same number of training images."""
+
+    octave: int
+    """Its place on a logarithmic scale: sizes from ``2 ** octave`` on; one below the others for no image at all."""
+    octaves: int
+    """Its width on that scale."""
+    sizes: range
+    classes: int
+
+    @property
+    def text(self) -> str:
+        smallest, largest = self.sizes[0], self.sizes[-1]
+        return f"{smallest:,}" if smallest == largest else f"{smallest:,} to {largest:,}"
+
+
+def size_bins(train_images: Sequence[int]) -> list[SizeBin]:
+    """Bins of doubling size, or quadrupling and so on where doubling would make too many.
+
+    Example:
+        >>> [(each.text, each.classes) for each in size_bins([0, 1, 5, 6, 7, 9])]
+        [('0', 1), ('1', 1), ('4 to 7', 3), ('8 to 15', 1)]
+    """
+    sizes = [size for size in train_images if size > 0]
+    span = math.log2(max(sizes) / min(sizes)) if sizes else 0.0
+    octaves = max(1, math.ceil(span / _MOST_BINS))
+    counts = Counter(_octave(size, octaves) for size in sizes)
+    bins = [
+        SizeBin(octave, octaves, range(2**octave, 2 ** (octave + octaves)), classes)
+        for octave, classes in sorted(counts.items())
+    ]
+    if len(sizes) < len(train_images):
+        before = bins[0].octave - octaves if bins else 0
+        bins.insert(0, SizeBin(before, octaves, range(1), len(train_images) - len(sizes)))
+    return bins
+
+
+def macro_in_bin(accuracy: ClassAccuracy, k: int, size_bin: SizeBin) -> float | None:
+    """Mean accuracy at K of the classes of these sizes that occur in the test images."""
+    if k not in accuracy.by_k:  # the file is another run's
+        return None
+    sizes = accuracy.train_images
+    inside = (sizes >= size_bin.sizes[0]) & (sizes <= size_bin.sizes[-1])
+    mean = float(accuracy.by_k[k][inside].nanmean())
+    return None if math.isnan(mean) else mean
+
+
+def _octave(size: int, octaves: int) -> int:
+    return (size.bit_length() - 1) // octaves * octaves
+
+
+def size_axis(title: str, bins: Sequence[SizeBin]) -> Axis:
+    """Logarithmic, in octaves, with the smallest size of each bin where the bin begins."""
+    low, high = bins[0].octave, bins[-1].octave + bins[-1].octaves
+    # No image at all has no logarithm: its bin is marked in the middle.
+    without = [(low + bins[0].octaves / 2, "0")] if bins[0].sizes[0] == 0 else []
+    first = next((each.octave for each in bins if each.sizes[0]), high)
+    return Axis(title, low, high, (*without, *((at, short(2**at)) for at in range(first, high + 1, bins[0].octaves))))
+
+
+def short(number: int) -> str:
+    """Few enough characters for the foot of a chart.
+
+    Example:
+        >>> [short(number) for number in (512, 8192, 2**20)]
+        ['512', '8k', '1M']
+    """
+    for size, letter in ((10**6, "M"), (10**3, "k")):
+        if number >= size:
+            return f"{number / size:.0f}{letter}"
+    return str(number)
 
 
 @dataclass(frozen=True)
@@ -106,3 +224,144 @@ def _line(curve: Curve, places: Mapping[float, str], text: Callable[[Summary], s
 def _description(title: str, x: Axis, lines: Sequence[Line]) -> str:
     ends = " ".join(f"{line.points[0].text}; {line.points[-1].text}." for line in lines)
     return f"Line chart: {title} against {x.title}. First and last points: {ends}"
+
+
+def accuracy_against_k(comparison: Comparison) -> Html | None:
+    """Share of test images whose label is among the first K suggestions, and its mean over classes."""
+    figures = [
+        _accuracy_figure(comparison, "Micro accuracy: mean over images", micro_by_k),
+        _accuracy_figure(comparison, "Macro accuracy: mean over classes", macro_by_k),
+    ]
+    return side_by_side(figures, _setups_with(comparison, lambda run: run.predictions))
+
+
+def _accuracy_figure(comparison: Comparison, title: str, by_k: Callable[[Predictions], Sequence[float]]) -> Html | None:
+    def read(run: Run) -> dict[float, float]:
+        return dict(enumerate(by_k(run.predictions), 1)) if run.predictions else {}
+
+    curves = curves_of(comparison.finished, read)
+    if not curves:
+        return None
+    most = max(len(curve.values) for curve in curves)
+    return figure(
+        title,
+        count_axis("K, the number of suggestions", 1, most),
+        percent_axis("top-K accuracy, %", extent(curves)),
+        curves,
+        {k: f"K = {k}" for k in range(1, most + 1)},
+    )
+
+
+def accuracy_against_size(comparison: Comparison) -> Html | None:
+    """Mean accuracy of classes with about the same number of training images, at the smallest K and at the main one."""
+    bins = size_bins(comparison.train_images)
+    if len(bins) < 2 or comparison.main_k is None:
+        return None
+    figures = [_size_figure(comparison, k, bins) for k in sorted({comparison.ks[0], comparison.main_k})]
+    return side_by_side(figures, _setups_with(comparison, lambda run: run.class_accuracy))
+
+
+def _size_figure(comparison: Comparison, k: int, bins: Sequence[SizeBin]) -> Html | None:
+    def read(run: Run) -> dict[float, float | None]:
+        return {_middle(each): macro_in_bin(run.class_accuracy, k, each) for each in bins} if run.class_accuracy else {}
+
+    curves = curves_of(comparison.finished, read)
+    if not curves:
+        return None
+    x = size_axis("training images of a class, logarithmic", bins)
+    return figure(
+        f"Macro top-{k} accuracy",
+        x,
+        percent_axis(f"macro top-{k} accuracy, %", extent(curves)),
+        curves,
+        {_middle(each): f"{each.text} ({counted(each.classes, 'class', 'classes')})" for each in bins},
+        bars=_class_bars(bins),
+        guides=_size_guides(x),
+    )
+
+
+def _middle(size_bin: SizeBin) -> float:
+    return size_bin.octave + size_bin.octaves / 2
+
+
+def _class_bars(bins: Sequence[SizeBin]) -> list[Bar]:
+    most = max(each.classes for each in bins)
+    return [
+        Bar(
+            each.octave,
+            each.octave + each.octaves,
+            each.classes / most,
+            f"{counted(each.classes, 'class', 'classes')} of {each.text} training images",
+        )
+        for each in bins
+    ]
+
+
+def _size_guides(x: Axis) -> list[Guide]:
+    """Where few, medium and many, the groups of the table, meet."""
+    guides = [Guide(math.log2(FEW_BELOW), "few", "medium"), Guide(math.log2(MANY_ABOVE + 1), "", "many")]
+    return [guide for guide in guides if x.low < guide.x < x.high]
+
+
+def learning_curves(comparison: Comparison) -> Html | None:
+    """Training loss and the metric that picks the best epoch, by epoch."""
+    figures = [_loss_figure(comparison), _selection_figure(comparison)]
+    return side_by_side(figures, _setups_with(comparison, lambda run: run.epochs))
+
+
+def _loss_figure(comparison: Comparison) -> Html | None:
+    # Different losses have different units; only their course can be compared.
+    relative = len({setup.config.loss for setup in comparison.finished}) > 1
+
+    def read(run: Run) -> dict[float, float | None]:
+        losses = _by_epoch(run, "train_loss")
+        first = next(iter(losses.values()), None) if relative else 1.0
+        return {epoch: loss / first for epoch, loss in losses.items() if loss is not None} if first else {}
+
+    curves = curves_of(comparison.finished, read)
+    if not curves:
+        return None
+    epochs = _epochs(comparison)
+    return figure(
+        "Training loss",
+        count_axis("epoch", epochs[0], epochs[-1]),
+        number_axis("loss, as a multiple of the first epoch's" if relative else "loss", extent(curves)),
+        curves,
+        {epoch: f"epoch {epoch}" for epoch in epochs},
+        _plain,
+    )
+
+
+def _selection_figure(comparison: Comparison) -> Html | None:
+    chosen = {run.final["select"] for run in comparison.runs if run.final}
+    # Runs that chose by different metrics are still compared in one: the table's most important.
+    metric = chosen.pop() if len(chosen) == 1 else f"macro_top{comparison.main_k}"
+    curves = curves_of(comparison.finished, lambda run: _by_epoch(run, f"val_{metric}"))
+    if not curves:
+        return None
+    epochs = _epochs(comparison)
+    average, _, k = metric.partition("_top")
+    return figure(
+        f"Validation {average} top-{k} accuracy",
+        count_axis("epoch", epochs[0], epochs[-1]),
+        percent_axis(f"{average} top-{k} accuracy, %", extent(curves)),
+        ring_best_epochs(curves),
+        {epoch: f"epoch {epoch}" for epoch in epochs},
+    )
+
+
+def _by_epoch(run: Run, name: str) -> dict[float, float | None]:
+    """Epochs counted from one, as people do."""
+    return {line["epoch"] + 1: line.get(name) for line in run.epochs}
+
+
+def _epochs(comparison: Comparison) -> list[int]:
+    return sorted({line["epoch"] + 1 for run in comparison.runs for line in run.epochs})
+
+
+def _plain(summary: Summary) -> str:
+    return f"{summary.mean:.3g}" + (f"{PLUS_MINUS}{summary.deviation:.2g}" if summary.count > 1 else "")
+
+
+def _setups_with(comparison: Comparison, needed: Callable[[Run], object]) -> list[Setup]:
+    return [setup for setup in comparison.finished if any(needed(run) for run in setup.finished)]

@@ -6,7 +6,7 @@ from pathlib import Path
 from shortlist.class_sizes import FEW_BELOW, MANY_ABOVE
 from shortlist.errors import ShortlistError
 from shortlist.program.config import RunConfig
-from shortlist.program.marked_pages import MarkedPage
+from shortlist.program.documents import MarkedPage
 from shortlist.program.report.names import loss_settings, shown
 from shortlist.program.reproduce.experiment import Experiment
 from shortlist.program.reproduce.figures import FIGURES, from_results

@@ -1,19 +1,50 @@
-"""Tables of results beside the paper's: the same lines on a terminal and in the document."""
+"""Tables of our results beside the paper's numbers, for a terminal and for the document."""
 
+import csv
 import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
 
 from rich.table import Table
 
 from shortlist.program import recipes
-from shortlist.program.report.formats import ABSENT, PLUS_MINUS
+from shortlist.program.report.summary import ABSENT, PLUS_MINUS
 from shortlist.program.reproduce.experiment import Experiment
-from shortlist.program.reproduce.published import Published, published
 from shortlist.program.reproduce.registry import COLUMN_NAMES
 from shortlist.program.reproduce.results import Result
 from shortlist.program.wording import counted
+
+_FILE = Path(__file__).with_name("published.csv")
+
+
+@dataclass(frozen=True)
+class Published:
+    """A number as printed, with the half-width of its 95% interval where there is one. Accuracies are in percent."""
+
+    source: str
+    row: str
+    column: str
+    metric: str
+    K: str
+    value: str
+    interval: str
+
+
+@cache
+def published() -> dict[tuple[str, str, str, str], Published]:
+    """The numbers by label, row, column and metric.
+
+    Example:
+        >>> published()["table:cifar100-top5-acc", "0.4", "noised", "test_micro"].value
+        '87.8'
+    """
+    with _FILE.open(newline="", encoding="utf-8") as file:
+        numbers = [Published(**row) for row in csv.DictReader(file)]
+    return {(each.source, each.row, each.column, each.metric): each for each in numbers}
+
 
 # 97.5% quantiles of Student's t for 1 to 9 degrees of freedom.
 _QUANTILES = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)

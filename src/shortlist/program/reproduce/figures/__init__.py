@@ -1,36 +1,31 @@
-"""The paper's figures that need no training: each a function that writes SVG, PNG and the plotted numbers as CSV.
+"""The paper's figures that need no training. Each function writes SVG, PNG and the plotted numbers as CSV.
 
-Their modules are imported when they draw: listing the names must not wait for torch and matplotlib.
+The modules are imported when they draw: listing the names must not load torch and matplotlib.
 """
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from shortlist.program.reproduce import Scale
 
 
-def _level_sets_k2(folder: Path, scale: Scale) -> list[Path]:
-    from shortlist.program.reproduce.figures.level_sets import draw_k2
+def _level_sets(k: int, folder: Path, scale: Scale) -> list[Path]:
+    from shortlist.program.reproduce.figures.loss_maps import draw_level_sets
 
-    return draw_k2(folder, scale)
-
-
-def _level_sets_k1(folder: Path, scale: Scale) -> list[Path]:
-    from shortlist.program.reproduce.figures.level_sets import draw_k1
-
-    return draw_k1(folder, scale)
+    return draw_level_sets(k, folder, scale)
 
 
 def _impact_of_b(folder: Path, scale: Scale) -> list[Path]:
-    from shortlist.program.reproduce.figures.impact_of_b import draw
+    from shortlist.program.reproduce.figures.loss_maps import draw_impact_of_b
 
-    return draw(folder, scale)
+    return draw_impact_of_b(folder, scale)
 
 
 def _impact_of_epsilon(folder: Path, scale: Scale) -> list[Path]:
-    from shortlist.program.reproduce.figures.impact_of_epsilon import draw
+    from shortlist.program.reproduce.figures.loss_maps import draw_impact_of_epsilon
 
-    return draw(folder, scale)
+    return draw_impact_of_epsilon(folder, scale)
 
 
 def _gradient_sparsity(folder: Path, scale: Scale) -> list[Path]:
@@ -40,10 +35,10 @@ def _gradient_sparsity(folder: Path, scale: Scale) -> list[Path]:
 
 
 FIGURES: dict[str, Callable[[Path, Scale], list[Path]]] = {
-    "level-sets-k2": _level_sets_k2,
-    "level-sets-k1": _level_sets_k1,
+    "level-sets-k2": partial(_level_sets, 2),
+    "level-sets-k1": partial(_level_sets, 1),
     "impact-of-b": _impact_of_b,
     "impact-of-epsilon": _impact_of_epsilon,
     "gradient-sparsity-given-scores": _gradient_sparsity,
 }
-"""How each is drawn into a folder, by name; the files bear the name too."""
+"""Draw functions by name; the files they write into the folder have that name too."""

@@ -16,8 +16,7 @@ from torch import Tensor
 
 from shortlist.functional import noised_topk_hinge
 from shortlist.program.reproduce import Scale
-from shortlist.program.reproduce.figures.numbers import Columns
-from shortlist.program.reproduce.figures.style import QUIET, SERIES, headline, publish
+from shortlist.program.reproduce.figures.style import QUIET, SERIES, Columns, headline, publish
 
 K = 5
 N_SAMPLES = 3

@@ -1,28 +1,35 @@
-"""One look for all figures: large enough for half a slide, one hue from light to dark, words at the thing they name."""
+"""The common look of the figures, and their files: SVG, PNG, and the plotted numbers as CSV."""
 
-from collections.abc import Callable
+import csv
+import io
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import matplotlib as mpl
+import torch
 from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
+from torch import Tensor
 
-from shortlist.program.figure_files import LOOK, save_figure
-from shortlist.program.reproduce.figures.numbers import Columns, read_columns, write_columns
+from shortlist.program.atomic_files import write_file
+from shortlist.program.documents import LOOK, save_figure
 
 QUIET = "#5d6b77"
 ACCENT = "#d0621b"
-"""For the one thing to look at: an orange that no colour blindness confuses with the blues."""
+"""Draws the eye: an orange that stays distinct from the blues with any colour blindness."""
 SERIES = ("#5a9bdc", "#0b62c4", "#062f60")
-"""Curves in order, told apart by lightness."""
+"""Colours of ordered curves, from light to dark."""
 LOSS_COLOURS = LinearSegmentedColormap.from_list("loss", ["#e4f0fb", "#7fb2e5", "#0b62c4", "#04203f"])
-"""From little to much; lightness falls steadily, so it also reads in grey. Nothing at all is white."""
+"""From low to high loss. Lightness falls steadily, so the map also reads in grey; zero is white."""
 
 _LOOK = LOOK | {"font.size": 15, "axes.titlesize": 15}
 
+Columns = Mapping[str, Tensor]
+"""One-dimensional tensors of equal length, by name."""
+
 
 def publish(folder: Path, name: str, columns: Columns, paint: Callable[[Columns], Figure]) -> list[Path]:
-    """Write the numbers, and as SVG and PNG the figure that is painted from the written numbers."""
+    """Write the numbers, then paint the figure from the written file: the file can always rebuild the figure."""
     numbers = folder / f"{name}.csv"
     write_columns(numbers, columns)
     return [*save(folder, name, lambda: paint(read_columns(numbers))), numbers]
@@ -35,8 +42,25 @@ def save(folder: Path, name: str, paint: Callable[[], Figure]) -> list[Path]:
 
 
 def headline(figure: Figure, title: str, explanation: str) -> None:
-    """What there is to see, and below it how to read it."""
+    """Put a title at the top of the figure and an explanation below it."""
     width, height = figure.get_size_inches()
     margin = 0.25
     figure.text(margin / width, 1 - 0.2 / height, title, fontsize=20, fontweight="bold", va="top")
     figure.text(margin / width, 1 - 0.64 / height, explanation, color=QUIET, va="top", linespacing=1.35)
+
+
+def write_columns(path: Path, columns: Columns) -> None:
+    """Write each number with six significant digits."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(columns)
+    rows = zip(*(column.tolist() for column in columns.values()), strict=True)
+    writer.writerows([f"{value:.6g}" for value in row] for row in rows)
+    write_file(path, text.getvalue().encode())
+
+
+def read_columns(path: Path) -> dict[str, Tensor]:
+    with path.open(newline="", encoding="utf-8") as file:
+        names, *rows = csv.reader(file)
+    values = torch.tensor([[float(value) for value in row] for row in rows], dtype=torch.float64)
+    return dict(zip(names, values.unbind(1), strict=True))
