@@ -211,7 +211,7 @@ def test_unfinished_runs_are_named_and_have_no_numbers(page: Node) -> None:
 def test_the_heading_says_what_is_compared_on_which_data(page: Node) -> None:
     assert page.all("h1")[0].text == page.all("title")[0].text == "Four losses on glyphs"
     facts = page.all("p", "facts")[0].text
-    assert "30 classes of 3 to 300 training images" in facts
+    assert "30 classes with 3 to 300 training images" in facts
     assert "180 test images" in facts
     assert "6 finished runs, 1 unfinished" in facts
     assert "Highest macro top-5 accuracy: Noised top-K hinge" in page.all("p", "lead")[0].text
@@ -224,8 +224,8 @@ def test_test_images_that_could_not_be_read_are_not_counted_but_told(runs: list[
     tensors["labels"][[3, 7]] = -1
     safetensors.torch.save_file(tensors, file)
     alone, beside = gather([damaged])[0], gather([damaged, runs[1]])[0]
-    assert "in all; 178 test images, 2 more could not be read; 1 finished run." in data_facts(alone)
-    assert "; 178 to 180 test images, 0 to 2 more could not be read; " in data_facts(beside)
+    assert "in all; 178 test images, 2 more unreadable; 1 finished run." in data_facts(alone)
+    assert "; 178 to 180 test images, 0 to 2 more unreadable; " in data_facts(beside)
     assert "; 180 test images; " in data_facts(gather(runs)[0])
 
 
@@ -638,7 +638,7 @@ def test_a_copy_of_a_run_is_no_second_seed(world: World, runs: list[RunFolder], 
     row = _rows(page)["Cross-entropy"]
     assert row.text.count("±") == 0
     assert row.all("th")[0].text.endswith("1 seed")
-    assert "1 finished run; 2 runs left out: settings and seed are those of another." in page.text
+    assert "1 finished run; 2 runs left out: same settings and seed as another." in page.text
     states = {line.all("th")[0].text: line.all("td")[1].text for line in page.all("tbody")[-1].all("tr")}
     assert states == {
         str(runs[0].path): "finished",
@@ -673,7 +673,7 @@ def test_classes_of_one_size_have_no_chart_against_size(tmp_path: Path) -> None:
     world = World(tuple("abcdefghijkl"), (30,) * 12)
     page = parsed(write_report([make_run(tmp_path / "run", world, "focal")], tmp_path / "page.html").read_text())
     assert "Accuracy against class size" not in page.text
-    assert "12 classes of 30 training images, 360 in all" in page.text
+    assert "12 classes with 30 training images each, 360 in all" in page.text
     assert "few" not in page.all("thead")[0].text  # no class has few images
 
 

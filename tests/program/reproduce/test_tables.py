@@ -373,7 +373,7 @@ def test_an_interrupted_set_goes_on_where_it_stopped(
 ) -> None:
     with monkeypatch.context() as patch:
         interrupt_in(patch, step=10)  # within the second run
-        with pytest.raises(Interrupted, match="the same command goes on"):
+        with pytest.raises(Interrupted, match="the same command resumes"):
             place.run(SMALL)
     before = place.finished()
     assert len(before) == 1
@@ -552,7 +552,7 @@ def test_what_was_compiled_serves_until_another_network_comes(monkeypatch: pytes
     config = replace(config, train=replace(config.train, compile=True))
     for network in ("first", "first", "second", "first"):
         monkeypatch.setattr(torch.compiler, "reset", lambda network=network: resets.append(network))
-        running._forget_earlier_runs(replace(config, model=replace(config.model, name=network)))
+        running._free_earlier_runs(replace(config, model=replace(config.model, name=network)))
     assert resets == ["first", "second", "first"]
 
 
@@ -747,7 +747,7 @@ def test_a_run_that_another_process_is_at_is_left_to_it(place: Place) -> None:
         results, wrong = place.run(SMALL, say=said.append)
     assert not wrong
     assert {result.column for result in results} == {cell.column for cell in SMALL.cells[1:]}
-    assert "left to the process that is at it" in said[0]
+    assert "another process is training it" in said[0]
     results, wrong = place.run(SMALL)
     assert {result.column for result in results} == {cell.column for cell in SMALL.cells}
 
@@ -861,7 +861,7 @@ def test_a_document_is_not_emptied(tmp_path: Path) -> None:
 def test_the_document_has_what_nobody_has_run_too(tmp_path: Path) -> None:
     write_results(tmp_path / "cifar100-top5.csv", [made_up(85.25)])
     page = write_reproduction(tmp_path, new_docs(tmp_path / "docs")).read_text()
-    assert page.count("Nobody has run it yet.") == len(EXPERIMENTS) - 1
+    assert page.count("Not run yet.") == len(EXPERIMENTS) - 1
     assert all(f"`shortlist reproduce {name}`" in page for name in EXPERIMENTS)
     ours = [line for line in page.splitlines() if "| ours |" in line]
     assert ours

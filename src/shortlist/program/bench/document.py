@@ -219,8 +219,8 @@ def _hinge_tables(selection: Selection) -> list[str]:
                 ]
             )
     title = (
-        f"The smoothed hinge, {CLOCKS[clock]}, milliseconds. The column of the authors' code was measured earlier, on"
-        " the same GPU model."
+        f"The smoothed hinge, {CLOCKS[clock]}, milliseconds. The times of the authors' code were measured apart from"
+        f" `shortlist bench`, on the same GPU model (`{_AUTHORS_HINGE.name}`)."
     )
     columns = ["cross-entropy", "shortlist", "shortlist / cross-entropy", "authors' code", "authors' code / shortlist"]
     return [_table(title, [_SIZE_HEADING, "K", *columns], rows)]

@@ -6,6 +6,13 @@ from dataclasses import dataclass
 
 from shortlist.program.report.markup import Html, element, joined
 
+COLOURS = 7
+_DASHES = ("", "7 3", "2 3", "10 3 2 3")
+_WIDTH, _HEIGHT = 440, 280
+_LEFT, _RIGHT, _TOP, _BOTTOM = 42, 428, 34, 234
+_MARKER = 3.6
+_MOST_MARKERS = 12
+_BAR_HEIGHT = 44
 _MOST_STEPS = 6
 
 
@@ -15,7 +22,7 @@ class Axis:
     low: float
     high: float
     ticks: tuple[tuple[float, str], ...]
-    """Positions and what is written there."""
+    """Positions and their labels."""
 
     def along(self, value: float) -> float:
         """0 at the lower end, 1 at the upper."""
@@ -23,17 +30,17 @@ class Axis:
 
 
 def percent_axis(title: str, values: Iterable[float]) -> Axis:
-    """Around shares between 0 and 1, written in percent; it need not begin at zero."""
+    """An axis around shares between 0 and 1, in percent; it need not start at zero."""
     return _round_axis(title, [100 * value for value in values], lowest=0.0, highest=100.0, unit=0.01)
 
 
 def number_axis(title: str, values: Iterable[float]) -> Axis:
-    """From zero (or below) to a round number above all values."""
+    """An axis from zero (or below) to a round number above all values."""
     return _round_axis(title, [0.0, *values])
 
 
 def count_axis(title: str, low: int, high: int) -> Axis:
-    """Whole numbers, the first and every few written out."""
+    """An axis of whole numbers; the first and then every few have a label."""
     step = math.ceil(_round_step(low, high, most_steps=10))
     ticks = [low, *(tick for tick in range(step, high + 1, step) if tick - low > step / 2)]
     padding = 0.5 if low == high else 0.0
@@ -58,19 +65,10 @@ def _round_axis(
 
 
 def _round_step(low: float, high: float, most_steps: int) -> float:
-    """1, 2 or 5 times a power of ten, such that few steps lead from low to high."""
+    """1, 2 or 5 times a power of ten, with at most ``most_steps`` steps from low to high."""
     least = (high - low or abs(high) or 1.0) / most_steps
     power = 10.0 ** math.floor(math.log10(least))
     return next(factor * power for factor in (1, 2, 5, 10) if factor * power >= least)
-
-
-COLOURS = 7
-_DASHES = ("", "7 3", "2 3", "10 3 2 3")
-_WIDTH, _HEIGHT = 440, 280
-_LEFT, _RIGHT, _TOP, _BOTTOM = 42, 428, 34, 234
-_MARKER = 3.6
-_MOST_MARKERS = 12
-_BAR_HEIGHT = 44
 
 
 @dataclass(frozen=True)
@@ -78,7 +76,7 @@ class Point:
     x: float
     y: float
     text: str
-    """Shown when the pointer rests on it."""
+    """Shown on hover."""
     deviation: float = 0.0
 
 
@@ -87,23 +85,23 @@ class Line:
     style: int
     points: list[Point]
     ringed: int | None = None
-    """Position of a point to draw attention to."""
+    """Index of a point to highlight."""
 
 
 @dataclass(frozen=True)
 class Bar:
-    """A rectangle standing on the x axis, behind the lines."""
+    """A rectangle on the x axis, behind the lines."""
 
     start: float
     end: float
     height: float
-    """As a share of the tallest."""
+    """As a share of the tallest bar."""
     text: str
 
 
 @dataclass(frozen=True)
 class Guide:
-    """A vertical line with a few words beside it."""
+    """A vertical line with a label on each side."""
 
     x: float
     left: str
@@ -119,7 +117,7 @@ def line_chart(
     bars: Sequence[Bar] = (),
     guides: Sequence[Guide] = (),
 ) -> Html:
-    """A chart whose lines differ in colour, dashes and markers; the description is for those who cannot see it."""
+    """A chart whose lines differ in colour, dashes and markers. The description is for screen readers."""
     return element(
         "svg",
         *(_bar(bar, x) for bar in bars),
@@ -137,12 +135,12 @@ def line_chart(
 
 
 def legend(names: Sequence[tuple[str, int]]) -> Html:
-    """Labels beside the look of their lines."""
+    """The labels of the lines, each beside a sample of its line."""
     return element("ul", *(element("li", key(label, style)) for label, style in names), class_="legend")
 
 
 def key(label: str, style: int) -> Html:
-    """A label beside a short piece of its line."""
+    """A label beside a sample of its line."""
     return element("span", _swatch(style), element("span", label), class_="key")
 
 
@@ -207,7 +205,7 @@ def _line(line: Line, x: Axis, y: Axis) -> Html:
     for position, (point, (left, top)) in enumerate(zip(line.points, places, strict=True)):
         ring = [element("circle", cx=f"{left:.1f}", cy=f"{top:.1f}", r=8, class_="ring")]
         parts += ring if position == line.ringed else []
-        # Every point tells its value; where there are many, most have no marker to be seen.
+        # Every point shows its value on hover; if there are many, only some have a visible marker.
         shape = _marker(line.style, left, top) if position in marked else ""
         target = element("circle", cx=f"{left:.1f}", cy=f"{top:.1f}", r=7, class_="target")
         parts.append(element("g", element("title", point.text), shape, target))
@@ -215,7 +213,7 @@ def _line(line: Line, x: Axis, y: Axis) -> Html:
 
 
 def _band(line: Line, x: Axis, y: Axis) -> str:
-    """One standard deviation to either side."""
+    """The area of one standard deviation on either side."""
     if not any(point.deviation for point in line.points):
         return ""
     upper = [(_across(x, point.x), _up(y, min(y.high, point.y + point.deviation))) for point in line.points]

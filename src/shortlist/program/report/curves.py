@@ -30,7 +30,7 @@ _MOST_BINS = 10
 
 
 def micro_by_k(predictions: Predictions) -> list[float]:
-    """For K = 1, 2, ... the share of images that are correct at K, for as many K as there are suggestions.
+    """The share of images that are correct at K = 1, 2, ..., up to the number of suggestions.
 
     Example:
         >>> labels, suggestions, above = torch.tensor([2, 0]), torch.tensor([[2, 1], [1, 0]]), torch.tensor([0, 1])
@@ -42,7 +42,7 @@ def micro_by_k(predictions: Predictions) -> list[float]:
 
 
 def macro_by_k(predictions: Predictions) -> list[float]:
-    """The same, as the mean over the classes that occur of the share in each class."""
+    """The same share for each class, averaged over the classes that occur."""
     hits_NK, labels_N = _hits(predictions)
     _, which_N, images_C = torch.unique(labels_N, return_inverse=True, return_counts=True)
     hits_CK = hits_NK.new_zeros(len(images_C), hits_NK.shape[1]).index_add_(0, which_N, hits_NK)
@@ -50,20 +50,20 @@ def macro_by_k(predictions: Predictions) -> list[float]:
 
 
 def _hits(predictions: Predictions) -> tuple[Tensor, Tensor]:
-    could_be_read = predictions.labels >= 0
-    labels_N = predictions.labels[could_be_read]
+    is_readable = predictions.labels >= 0
+    labels_N = predictions.labels[is_readable]
     ks_K = torch.arange(1, predictions.suggestions.shape[1] + 1)
-    return (predictions.above[could_be_read].unsqueeze(1) < ks_K).double(), labels_N
+    return (predictions.above[is_readable].unsqueeze(1) < ks_K).double(), labels_N
 
 
 @dataclass(frozen=True)
 class SizeBin:
-    """Classes of about the same number of training images."""
+    """Classes with a similar number of training images."""
 
     octave: int
-    """Its place on a logarithmic scale: sizes from ``2 ** octave`` on; one below the others for no image at all."""
+    """Its position on a logarithmic scale: sizes from ``2 ** octave``. A bin without images is one below the others."""
     octaves: int
-    """Its width on that scale."""
+    """Its width on this scale."""
     sizes: range
     classes: int
 
@@ -74,10 +74,10 @@ class SizeBin:
 
 
 def size_bins(train_images: Sequence[int]) -> list[SizeBin]:
-    """Bins of doubling size, or quadrupling and so on where doubling would make too many.
+    """Bins whose sizes double, or quadruple and so on if doubling would give too many bins.
 
     Example:
-        >>> [(each.text, each.classes) for each in size_bins([0, 1, 5, 6, 7, 9])]
+        >>> [(size_bin.text, size_bin.classes) for size_bin in size_bins([0, 1, 5, 6, 7, 9])]
         [('0', 1), ('1', 1), ('4 to 7', 3), ('8 to 15', 1)]
     """
     sizes = [size for size in train_images if size > 0]
@@ -95,8 +95,8 @@ def size_bins(train_images: Sequence[int]) -> list[SizeBin]:
 
 
 def macro_in_bin(accuracy: ClassAccuracy, k: int, size_bin: SizeBin) -> float | None:
-    """Mean accuracy at K of the classes of these sizes that occur in the test images."""
-    if k not in accuracy.by_k:  # the file is another run's
+    """Mean accuracy at K of the classes in the bin that occur among the test images; None if there are none."""
+    if k not in accuracy.by_k:  # the file is from another run
         return None
     sizes = accuracy.train_images
     inside = (sizes >= size_bin.sizes[0]) & (sizes <= size_bin.sizes[-1])
@@ -109,16 +109,16 @@ def _octave(size: int, octaves: int) -> int:
 
 
 def size_axis(title: str, bins: Sequence[SizeBin]) -> Axis:
-    """Logarithmic, in octaves, with the smallest size of each bin where the bin begins."""
+    """A logarithmic axis in octaves, labelled with the smallest size of each bin at its start."""
     low, high = bins[0].octave, bins[-1].octave + bins[-1].octaves
-    # No image at all has no logarithm: its bin is marked in the middle.
+    # Zero has no logarithm: its bin is labelled in the middle.
     without = [(low + bins[0].octaves / 2, "0")] if bins[0].sizes[0] == 0 else []
-    first = next((each.octave for each in bins if each.sizes[0]), high)
+    first = next((size_bin.octave for size_bin in bins if size_bin.sizes[0]), high)
     return Axis(title, low, high, (*without, *((at, short(2**at)) for at in range(first, high + 1, bins[0].octaves))))
 
 
 def short(number: int) -> str:
-    """Few enough characters for the foot of a chart.
+    """A number in few characters, for an axis.
 
     Example:
         >>> [short(number) for number in (512, 8192, 2**20)]
@@ -132,16 +132,16 @@ def short(number: int) -> str:
 
 @dataclass(frozen=True)
 class Curve:
-    """What a set-up's finished runs say, taken together, at each of several places."""
+    """The values of a set-up, averaged over its finished runs, by position on the x axis."""
 
     setup: Setup
     values: dict[float, Summary]
     ringed: float | None = None
-    """A place to draw attention to."""
+    """A position to highlight."""
 
 
 def curves_of(setups: Sequence[Setup], read: Callable[[Run], Mapping[float, float | None]]) -> list[Curve]:
-    """A curve for each set-up that has any value."""
+    """A curve for each set-up that has a value."""
     curves = []
     for setup in setups:
         of_runs = [read(run) for run in setup.finished]
@@ -154,13 +154,13 @@ def curves_of(setups: Sequence[Setup], read: Callable[[Run], Mapping[float, floa
 
 
 def extent(curves: Sequence[Curve]) -> list[float]:
-    """All values, and one standard deviation to either side of each."""
+    """One standard deviation below and above each value."""
     summaries = [summary for curve in curves for summary in curve.values.values()]
     return [summary.mean + sign * summary.deviation for summary in summaries for sign in (-1, 1)]
 
 
 def ring_best_epochs(curves: Sequence[Curve]) -> list[Curve]:
-    """Point out the epoch whose weights were kept, where a curve is that of one run."""
+    """Highlight the epoch whose weights were kept, on curves of a single run."""
     ringed = []
     for curve in curves:
         final = curve.setup.finished[0].final
@@ -180,15 +180,15 @@ def figure(
     bars: Sequence[Bar] = (),
     guides: Sequence[Guide] = (),
 ) -> Html:
-    """A chart, and the same in numbers for those who would rather read.
+    """A chart, and its numbers in a table.
 
     Args:
         title: What it shows.
         x: Its horizontal axis.
         y: Its vertical axis.
         curves: What is drawn.
-        places: Where the curves have values, and what to call these places.
-        text: How a value is written.
+        places: Positions of the values and their names.
+        text: Formats a value.
         bars: Drawn behind the curves.
         guides: Drawn across them.
     """
@@ -206,8 +206,8 @@ def figure(
 
 
 def side_by_side(figures: Sequence[Html | None], setups: Sequence[Setup]) -> Html | None:
-    """The figures that could be drawn, under one legend; None if there is none."""
-    drawn = [each for each in figures if each is not None]
+    """The figures that could be drawn, below one legend; None if there are none."""
+    drawn = [figure for figure in figures if figure is not None]
     names = legend([(setup.label, setup.style) for setup in setups])
     return element("div", names, element("div", *drawn, class_="figures")) if drawn else None
 
@@ -227,7 +227,7 @@ def _description(title: str, x: Axis, lines: Sequence[Line]) -> str:
 
 
 def accuracy_against_k(comparison: Comparison) -> Html | None:
-    """Share of test images whose label is among the first K suggestions, and its mean over classes."""
+    """Micro and macro accuracy for every K. None if no run has predictions, as for the other two figures."""
     figures = [
         _accuracy_figure(comparison, "Micro accuracy: mean over images", micro_by_k),
         _accuracy_figure(comparison, "Macro accuracy: mean over classes", macro_by_k),
@@ -253,7 +253,7 @@ def _accuracy_figure(comparison: Comparison, title: str, by_k: Callable[[Predict
 
 
 def accuracy_against_size(comparison: Comparison) -> Html | None:
-    """Mean accuracy of classes with about the same number of training images, at the smallest K and at the main one."""
+    """Mean accuracy of classes with a similar number of training images, at the smallest K and at the main K."""
     bins = size_bins(comparison.train_images)
     if len(bins) < 2 or comparison.main_k is None:
         return None
@@ -263,18 +263,19 @@ def accuracy_against_size(comparison: Comparison) -> Html | None:
 
 def _size_figure(comparison: Comparison, k: int, bins: Sequence[SizeBin]) -> Html | None:
     def read(run: Run) -> dict[float, float | None]:
-        return {_middle(each): macro_in_bin(run.class_accuracy, k, each) for each in bins} if run.class_accuracy else {}
+        accuracy = run.class_accuracy
+        return {_middle(size_bin): macro_in_bin(accuracy, k, size_bin) for size_bin in bins} if accuracy else {}
 
     curves = curves_of(comparison.finished, read)
     if not curves:
         return None
-    x = size_axis("training images of a class, logarithmic", bins)
+    x = size_axis("training images of the class (log scale)", bins)
     return figure(
         f"Macro top-{k} accuracy",
         x,
         percent_axis(f"macro top-{k} accuracy, %", extent(curves)),
         curves,
-        {_middle(each): f"{each.text} ({counted(each.classes, 'class', 'classes')})" for each in bins},
+        {_middle(size_bin): f"{size_bin.text} ({_classes(size_bin)})" for size_bin in bins},
         bars=_class_bars(bins),
         guides=_size_guides(x),
     )
@@ -285,32 +286,36 @@ def _middle(size_bin: SizeBin) -> float:
 
 
 def _class_bars(bins: Sequence[SizeBin]) -> list[Bar]:
-    most = max(each.classes for each in bins)
+    most = max(size_bin.classes for size_bin in bins)
     return [
         Bar(
-            each.octave,
-            each.octave + each.octaves,
-            each.classes / most,
-            f"{counted(each.classes, 'class', 'classes')} of {each.text} training images",
+            size_bin.octave,
+            size_bin.octave + size_bin.octaves,
+            size_bin.classes / most,
+            f"{_classes(size_bin)} with {size_bin.text} training images",
         )
-        for each in bins
+        for size_bin in bins
     ]
 
 
+def _classes(size_bin: SizeBin) -> str:
+    return counted(size_bin.classes, "class", "classes")
+
+
 def _size_guides(x: Axis) -> list[Guide]:
-    """Where few, medium and many, the groups of the table, meet."""
+    """The boundaries between few, medium and many, the groups of the table."""
     guides = [Guide(math.log2(FEW_BELOW), "few", "medium"), Guide(math.log2(MANY_ABOVE + 1), "", "many")]
     return [guide for guide in guides if x.low < guide.x < x.high]
 
 
 def learning_curves(comparison: Comparison) -> Html | None:
-    """Training loss and the metric that picks the best epoch, by epoch."""
+    """Training loss, and the metric that selects the best epoch, by epoch."""
     figures = [_loss_figure(comparison), _selection_figure(comparison)]
     return side_by_side(figures, _setups_with(comparison, lambda run: run.epochs))
 
 
 def _loss_figure(comparison: Comparison) -> Html | None:
-    # Different losses have different units; only their course can be compared.
+    # Different losses have different units: only their shapes can be compared.
     relative = len({setup.config.loss for setup in comparison.finished}) > 1
 
     def read(run: Run) -> dict[float, float | None]:
@@ -325,7 +330,7 @@ def _loss_figure(comparison: Comparison) -> Html | None:
     return figure(
         "Training loss",
         count_axis("epoch", epochs[0], epochs[-1]),
-        number_axis("loss, as a multiple of the first epoch's" if relative else "loss", extent(curves)),
+        number_axis("loss, relative to the first epoch" if relative else "loss", extent(curves)),
         curves,
         {epoch: f"epoch {epoch}" for epoch in epochs},
         _plain,
@@ -333,9 +338,9 @@ def _loss_figure(comparison: Comparison) -> Html | None:
 
 
 def _selection_figure(comparison: Comparison) -> Html | None:
-    chosen = {run.final["select"] for run in comparison.runs if run.final}
-    # Runs that chose by different metrics are still compared in one: the table's most important.
-    metric = chosen.pop() if len(chosen) == 1 else f"macro_top{comparison.main_k}"
+    selected = {run.final["select"] for run in comparison.runs if run.final}
+    # If runs selected by different metrics, show the main metric of the table.
+    metric = selected.pop() if len(selected) == 1 else f"macro_top{comparison.main_k}"
     curves = curves_of(comparison.finished, lambda run: _by_epoch(run, f"val_{metric}"))
     if not curves:
         return None
@@ -351,7 +356,7 @@ def _selection_figure(comparison: Comparison) -> Html | None:
 
 
 def _by_epoch(run: Run, name: str) -> dict[float, float | None]:
-    """Epochs counted from one, as people do."""
+    """A metric by epoch, counted from 1."""
     return {line["epoch"] + 1: line.get(name) for line in run.epochs}
 
 

@@ -1,4 +1,4 @@
-"""From run folders to what is compared: runs on the same data, those that differ by the seed alone taken together."""
+"""Reads run folders and groups them: runs on the same data are compared, runs that differ only in the seed averaged."""
 
 import csv
 from collections.abc import Callable
@@ -24,7 +24,7 @@ _SUGGESTIONS = 5
 
 @dataclass(frozen=True, eq=False)
 class Predictions:
-    """What a run suggests for each test image."""
+    """The suggestions of a run for each test image."""
 
     labels: Tensor
     """``(N,)``, -1 for an image that could not be read."""
@@ -36,27 +36,27 @@ class Predictions:
 
 @dataclass(frozen=True, eq=False)
 class ClassAccuracy:
-    """How a run does on each class."""
+    """The accuracy of a run on each class."""
 
     train_images: Tensor
     """``(L,)``."""
     by_k: dict[int, Tensor]
-    """For each K ``(L,)`` accuracies, NaN for a class without test images."""
+    """``(L,)`` accuracies for each K, NaN for a class without test images."""
 
 
 @dataclass(frozen=True, eq=False)
 class Run:
-    """One folder, read. What a run has not written, or somebody has deleted, is None or empty."""
+    """The contents of a run folder. What is not there is None or empty."""
 
     folder: RunFolder
     config: RunConfig
     classes: Classes | None
     test_digest: str | None
-    """Which image files it was tested on, where it has noted that."""
+    """Of the test image files, if recorded."""
     environment: dict[str, Any]
     epochs: list[dict[str, Any]]
     final: dict[str, Any] | None
-    """None: the run has not finished."""
+    """None if the run has not finished."""
     predictions: Predictions | None
     class_accuracy: ClassAccuracy | None
 
@@ -67,19 +67,19 @@ class Setup:
 
     label: str
     style: int
-    """Number that picks its colour, marker and dashes wherever it is shown."""
+    """Selects the colour, marker and dashes everywhere on the page."""
     config: RunConfig
     finished: list[Run] = field(default_factory=list)
     unfinished: list[Run] = field(default_factory=list)
     copies: list[Run] = field(default_factory=list)
-    """Left out: they have the seed of another run as well, so they tell nothing of chance."""
+    """Runs with the seed of another one. They are left out, since they say nothing about the spread over seeds."""
 
     @property
     def has_predictions(self) -> bool:
         return any(run.predictions for run in self.finished)
 
     def test_metric(self, name: str) -> Summary | None:
-        """Over its finished runs; None where the metric is undefined."""
+        """Over the finished runs; None if the metric is undefined."""
         return summarise([run.final["test"].get(name) for run in self.finished if run.final])
 
 
@@ -94,12 +94,12 @@ class Comparison:
 
     @property
     def finished(self) -> list[Setup]:
-        """Set-ups that have results."""
+        """The set-ups with results."""
         return [setup for setup in self.setups if setup.finished]
 
     @property
     def runs(self) -> list[Run]:
-        """Finished runs, in the order of their set-ups."""
+        """The finished runs, in the order of their set-ups."""
         return [run for setup in self.setups for run in setup.finished]
 
     @property
@@ -110,26 +110,26 @@ class Comparison:
 
     @property
     def main_k(self) -> int | None:
-        """The K to look at first: the one that all losses were meant for, or else the largest in common."""
-        meant = {setup.config.loss.k for setup in self.finished}
-        if len(meant) == 1 and meant <= set(self.ks):
-            return meant.pop()
+        """The K shown first: that of the losses if they agree, otherwise the largest in common."""
+        of_losses = {setup.config.loss.k for setup in self.finished}
+        if len(of_losses) == 1 and of_losses <= set(self.ks):
+            return of_losses.pop()
         return self.ks[-1] if self.ks else None
 
     @property
     def suggestions_shown(self) -> int:
-        """How many suggestions of an image a reader gets to see."""
+        """How many suggestions of an image the page shows."""
         return self.main_k or _SUGGESTIONS
 
     @property
     def leading(self) -> list[Setup]:
-        """As many set-ups as can be read side by side: those with the highest macro accuracy, in their own order."""
+        """The set-ups with the highest macro accuracy, as many as fit side by side, in their original order."""
         chosen = {setup.style for setup in self.ranking[:_SIDE_BY_SIDE]}
         return [setup for setup in self.finished if setup.style in chosen]
 
     @property
     def ranking(self) -> list[Setup]:
-        """Finished set-ups, the one with the highest macro accuracy at the main K first."""
+        """The finished set-ups by macro accuracy at the main K, the highest first."""
         return sorted(self.finished, key=self._macro, reverse=True)
 
     def _macro(self, setup: Setup) -> float:
@@ -137,16 +137,16 @@ class Comparison:
         return summary.mean if summary else 0.0
 
     def class_name(self, label: int) -> str:
-        name = self.class_names[label] if label < len(self.class_names) else ""  # somebody may have deleted the names
+        name = self.class_names[label] if label < len(self.class_names) else ""  # the file of names may be missing
         return name.strip() or f"class {label}"
 
 
 def gather(runs: list[RunFolder]) -> list[Comparison]:
-    """The runs, sorted into comparisons; data sets, set-ups and runs keep the order in which they are given."""
+    """Group runs into comparisons. Data sets, set-ups and runs keep the order in which they are given."""
     if not runs:
-        raise ShortlistError("there is no run to report on")
+        raise ShortlistError("there is no run to report on: name at least one run folder")
     on_same_data: list[list[Run]] = []
-    # A run killed very early has not written its classes: it joins the others on the data of its configuration.
+    # A run killed very early has no file of classes: it joins the runs with the same data in their configuration.
     for run in sorted((_read(folder) for folder in runs), key=lambda run: run.classes is None):
         for members in on_same_data:
             if all(_same_data(run, member) for member in members):
@@ -171,7 +171,7 @@ def _compare(runs: list[Run]) -> Comparison:
 
 
 def _setup(label: str, style: int, members: list[Run]) -> Setup:
-    """One run counts for each seed: the first, or the first that has finished where one has."""
+    """Count one run a seed: the first finished one, or else the first."""
     by_seed: dict[int, Run] = {}
     for run in sorted(members, key=lambda run: (run.config.seed, run.final is None)):
         by_seed.setdefault(run.config.seed, run)
@@ -187,9 +187,9 @@ def _setup(label: str, style: int, members: list[Run]) -> Setup:
 
 
 def _same_data(run: Run, other: Run) -> bool:
-    """Whether they may be on the same data, as far as both have noted it, however and from wherever they read it."""
-    noted = ((run.classes, other.classes), (run.test_digest, other.test_digest))
-    return _kind_of_data(run) == _kind_of_data(other) and all(a == b or None in (a, b) for a, b in noted)
+    """True unless what both runs recorded about their data differs. Where and how they read it does not matter."""
+    recorded = ((run.classes, other.classes), (run.test_digest, other.test_digest))
+    return _kind_of_data(run) == _kind_of_data(other) and all(a == b or None in (a, b) for a, b in recorded)
 
 
 def _kind_of_data(run: Run) -> DataConfig:
@@ -215,8 +215,8 @@ def _read(folder: RunFolder) -> Run:
         folder=folder,
         config=folder.config,
         classes=read_classes(folder) if folder.has("classes.json") else None,
-        test_digest=_notes(lambda: folder.read_record("facts.json")).get("test_digest"),
-        environment=_notes(folder.read_environment),
+        test_digest=_record(lambda: folder.read_record("facts.json")).get("test_digest"),
+        environment=_record(folder.read_environment),
         epochs=folder.metrics(),
         final=read_result(folder) if finished else None,
         predictions=_predictions(folder.path / "test_predictions.safetensors") if finished else None,
@@ -224,8 +224,8 @@ def _read(folder: RunFolder) -> Run:
     )
 
 
-def _notes(read: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """What a run notes about itself. If that is missing or damaged, its results can still be shown."""
+def _record(read: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """An optional record: if it is missing or damaged, the results can still be shown."""
     try:
         return read()
     except ShortlistError:
@@ -245,10 +245,10 @@ def _predictions(path: Path) -> Predictions | None:
         if suggestions.min() < 0 or tensors.get("above", labels).shape != labels.shape:
             raise ValueError("suggestions must be classes, one row for each label")
         before_label = ((suggestions == labels.unsqueeze(1)).cumsum(1) == 0).sum(1)
-        # Early versions did not keep how many are above the label; it is how many stand before it unless some tie.
+        # Early versions did not record how many classes are above the label. Without ties, these are those before it.
         return Predictions(labels, suggestions, tensors.get("above", before_label))
-    except (safetensors.SafetensorError, KeyError, RuntimeError, ValueError) as wrong:
-        raise ShortlistError(f"{path} is damaged: {wrong}") from None
+    except (safetensors.SafetensorError, KeyError, RuntimeError, ValueError) as error:
+        raise ShortlistError(f"{path} is damaged: {error}") from None
 
 
 def _class_accuracy(path: Path) -> ClassAccuracy | None:
@@ -264,5 +264,5 @@ def _class_accuracy(path: Path) -> ClassAccuracy | None:
         )
     except UnicodeDecodeError:
         raise ShortlistError(f"{path} is damaged: it is not text in UTF-8") from None
-    except (KeyError, IndexError, ValueError, TypeError, csv.Error) as wrong:
-        raise ShortlistError(f"{path} is damaged: {wrong!r}") from None
+    except (KeyError, IndexError, ValueError, TypeError, csv.Error) as error:
+        raise ShortlistError(f"{path} is damaged: {error!r}") from None

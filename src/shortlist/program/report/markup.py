@@ -5,12 +5,12 @@ import re
 from collections.abc import Iterable, Sequence
 
 _VOID = {"img", "meta", "link"}
-# Characters that HTML forbids, even escaped: controls, halves of surrogate pairs, noncharacters.
+# Characters that HTML forbids even escaped: controls, halves of surrogate pairs, noncharacters.
 _FORBIDDEN = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff\ufdd0-\ufdef\ufffe\uffff]")
 
 
 class Html(str):
-    """Text that is HTML already."""
+    """Text that is already HTML."""
 
     __slots__ = ()
 
@@ -18,7 +18,7 @@ class Html(str):
 def element(name: str, /, *children: str, **attributes: str | float | None) -> Html:
     """An element; children that are plain text are escaped.
 
-    Attribute names end in ``_`` where Python reserves the word, and have ``_`` for ``-``; None leaves one out.
+    In attribute names ``_`` stands for ``-``, and a final ``_`` is dropped (``class_``). None leaves an attribute out.
 
     Example:
         >>> element("p", "a < b", element("b", "!"), class_="note", aria_label='"x"')
@@ -34,27 +34,27 @@ def element(name: str, /, *children: str, **attributes: str | float | None) -> H
 
 
 def joined(parts: Iterable[str]) -> Html:
-    """Parts one after another, each escaped if it is plain text."""
+    """Join parts; plain text is escaped."""
     return Html("".join(part if isinstance(part, Html) else escaped(part) for part in parts))
 
 
 def escaped(text: str) -> str:
-    """For use as text or inside a quoted attribute."""
+    """Escape for use as text or in a quoted attribute."""
     return html.escape(_FORBIDDEN.sub("\ufffd", text))
 
 
 def name_of_class(name: str) -> Html:
-    """A class name, kept from turning the direction of the text around it."""
+    """A class name, isolated so that right-to-left script does not affect the text around it."""
     return element("bdi", name)
 
 
 def plain_table(label: str, columns: Sequence[str], rows: Iterable[tuple[str, Sequence[str]]]) -> Html:
-    """Text in rows and columns.
+    """A table of plain text.
 
     Args:
-        label: What the table is, for those who cannot see it.
-        columns: Headings, that of the rows' own names first.
-        rows: The name and the cells of each.
+        label: What the table shows, for screen readers.
+        columns: Headings; the first is that of the row names.
+        rows: Name and cells of each row.
     """
     head = element("tr", *(element("th", title, scope="col") for title in columns))
     body = (
@@ -65,10 +65,10 @@ def plain_table(label: str, columns: Sequence[str], rows: Iterable[tuple[str, Se
 
 
 def scrolling(label: str, table: Html) -> Html:
-    """A box that a wide table scrolls in, so that the page does not; it can be reached with the keyboard."""
+    """A box in which a wide table scrolls, so that the page does not. It can be reached with the keyboard."""
     return element("div", table, class_="scroll", tabindex=0, role="region", aria_label=label)
 
 
 def folded(summary: str, *content: Html) -> Html:
-    """Shown when asked for."""
+    """Content that opens on a click."""
     return element("details", element("summary", summary), *content)

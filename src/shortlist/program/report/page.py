@@ -11,21 +11,23 @@ from shortlist.program.config import DataConfig
 from shortlist.program.report.curves import accuracy_against_k, accuracy_against_size, learning_curves
 from shortlist.program.report.gather import Comparison, gather
 from shortlist.program.report.markup import Html, element, folded, joined
-from shortlist.program.report.pictures import Album, confusions, examples
+from shortlist.program.report.pictures import Pictures, confusions, examples
 from shortlist.program.report.run_tables import origins_table, results_table, settings_table, sizes_table
 from shortlist.program.report.summary import percent_spread
 from shortlist.program.runs.folder import RunFolder
 from shortlist.program.wording import counted
 
-# Whatever a class name may hold, a browser will not run it, nor fetch anything for it.
+# Whatever a class name holds, the browser runs and fetches nothing.
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
+_PERCENT = "\N{NARROW NO-BREAK SPACE}%"
+_NUMBERS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
 
 
 def write_report(runs: list[RunFolder], out: Path) -> Path:
     """Write one self-contained HTML page that compares runs.
 
-    Runs that share all settings but the seed are taken together, and of those that share it too one is counted;
-    runs on different data are kept apart.
+    Runs that differ only in the seed are averaged; of runs with the same seed one counts. Runs on different data are
+    compared separately.
 
     Args:
         runs: Finished or not, e.g. from ``shortlist.program.runs.folder.find_runs``.
@@ -35,7 +37,7 @@ def write_report(runs: list[RunFolder], out: Path) -> Path:
         The file.
 
     Raises:
-        ShortlistError: No run at all, a damaged file, a place that cannot be written to.
+        ShortlistError: There is no run, a file is damaged, or the page cannot be written.
     """
     path = out / "report.html" if out.is_dir() else out
     page = _page(gather(runs))
@@ -56,12 +58,14 @@ def _page(comparisons: list[Comparison]) -> str:
         element("style", style),
     )
     several = len(comparisons) > 1
-    sections = [_section(each, f"data-{number}", titled=several) for number, each in enumerate(comparisons, 1)]
+    sections = [
+        _section(comparison, f"data-{number}", titled=several) for number, comparison in enumerate(comparisons, 1)
+    ]
     body = element(
         "body",
         element("header", element("p", "shortlist report", class_="overline"), element("h1", title)),
         element("main", *sections),
-        element("footer", element("p", f"Made by shortlist {__version__} from the folders of the runs alone.")),
+        element("footer", element("p", f"Made by shortlist {__version__} from the run folders.")),
     )
     return f"<!DOCTYPE html>\n{element('html', head, body, lang='en')}\n"
 
@@ -96,16 +100,16 @@ class _Part:
 
 
 def _parts(comparison: Comparison) -> Iterator[_Part]:
-    """What there is to show: a part that the runs hold nothing for is left out."""
-    notes, album = Notes(comparison), Album(comparison.runs)
+    """The parts of a comparison; one that the runs have no data for is left out."""
+    notes, pictures = Notes(comparison), Pictures(comparison.runs)
     sizes = [folded("By class size at every K", sizes_table(comparison))] if len(comparison.ks) > 1 else []
     yield _Part("Results", notes.results, [results_table(comparison), *sizes])
     for title, note, content in (
         ("Accuracy against K", notes.accuracy_against_k, accuracy_against_k(comparison)),
         ("Accuracy against class size", notes.accuracy_against_size, accuracy_against_size(comparison)),
         ("Learning curves", notes.learning_curves, learning_curves(comparison)),
-        ("Most confused classes", notes.confusions, confusions(comparison, album)),
-        ("Examples", notes.examples, examples(comparison, album)),
+        ("Most confused classes", notes.confusions, confusions(comparison, pictures)),
+        ("Examples", notes.examples, examples(comparison, pictures)),
     ):
         if content is not None:
             yield _Part(title, note, [content])
@@ -113,25 +117,21 @@ def _parts(comparison: Comparison) -> Iterator[_Part]:
     yield _Part("Configuration", "", [settings, folded("Folders and machines", origins_table(comparison))])
 
 
-_PERCENT = "\N{NARROW NO-BREAK SPACE}%"
-_NUMBERS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
-
-
 def page_title(comparisons: list[Comparison]) -> str:
-    """Which data, and what is compared."""
+    """What is compared, and on which data."""
     if len(comparisons) > 1:
-        return f"Runs on {_listed(list(dict.fromkeys(data_name(each.data) for each in comparisons)))}"
+        return f"Runs on {_listed(list(dict.fromkeys(data_name(comparison.data) for comparison in comparisons)))}"
     what = subject(comparisons[0])
     return f"{what[0].upper()}{what[1:]} on {data_name(comparisons[0].data)}"
 
 
 def data_name(data: DataConfig) -> str:
-    """The data's own name, or that of its folder or file."""
+    """The name of the data set, or of its folder or file."""
     return Path(data.root).name or data.name if data.is_named_by_root else data.name
 
 
 def subject(comparison: Comparison) -> str:
-    """What is compared: losses, or set-ups where some share a loss."""
+    """What is compared: losses, or set-ups if some share a loss."""
     setups = comparison.setups
     if len(setups) == 1:
         return setups[0].label
@@ -140,12 +140,12 @@ def subject(comparison: Comparison) -> str:
 
 
 def data_facts(comparison: Comparison) -> str:
-    """How large the data is and what was done to it."""
+    """Size of the data, changes to it, and number of runs."""
     data, sizes = comparison.data, comparison.train_images
     facts = []
     if sizes:
         classes = counted(len(sizes), "class", "classes")
-        facts.append(f"{classes} of {_span(sizes)} training images, {sum(sizes):,} in all")
+        facts.append(f"{classes} with {_span(sizes)} training images each, {sum(sizes):,} in all")
     facts += _test_images(comparison)
     if data.imbalance != 1:
         facts.append(f"{data.imbalance_kind} imbalance {data.imbalance:g}")
@@ -154,19 +154,19 @@ def data_facts(comparison: Comparison) -> str:
     finished, unfinished = len(comparison.runs), sum(len(setup.unfinished) for setup in comparison.setups)
     facts.append(f"{counted(finished, 'finished run')}" + (f", {unfinished} unfinished" if unfinished else ""))
     if copies := sum(len(setup.copies) for setup in comparison.setups):
-        facts.append(f"{counted(copies, 'run')} left out: settings and seed are those of another")
+        facts.append(f"{counted(copies, 'run')} left out: same settings and seed as another")
     return "; ".join(facts) + "."
 
 
 def _test_images(comparison: Comparison) -> list[str]:
-    """How many were looked at, and how many could not be read; nothing where no run has kept its suggestions."""
-    could_be_read = [run.predictions.labels >= 0 for run in comparison.runs if run.predictions]
-    if not could_be_read:
+    """How many images were tested and how many were unreadable; empty if no run has predictions."""
+    is_readable = [run.predictions.labels >= 0 for run in comparison.runs if run.predictions]
+    if not is_readable:
         return []
-    tested = [int(each.sum()) for each in could_be_read]
-    left_out = [int((~each).sum()) for each in could_be_read]
+    tested = [int(readable.sum()) for readable in is_readable]
+    left_out = [int((~readable).sum()) for readable in is_readable]
     text = f"{_span(tested)} test image{'' if max(tested) == 1 else 's'}"
-    return [f"{text}, {_span(left_out)} more could not be read" if any(left_out) else text]
+    return [f"{text}, {_span(left_out)} more unreadable" if any(left_out) else text]
 
 
 def _span(numbers: Sequence[int]) -> str:
@@ -175,14 +175,14 @@ def _span(numbers: Sequence[int]) -> str:
 
 
 def outcome(comparison: Comparison) -> Html | None:
-    """Which set-up leads, in one sentence; None where there is nothing to compare."""
+    """The best set-up, in one sentence; None if there is nothing to compare."""
     k = comparison.main_k
     scores = {setup.label: setup.test_metric(f"macro_top{k}") for setup in comparison.ranking}
     written = {label: percent_spread(score) for label, score in scores.items() if score}
     if k is None or len(written) < 2:
         return None
     best = next(iter(written.values()))
-    # What looks the same in the table is not put in an order here.
+    # Set-ups that look equal in the table are not ranked here.
     leaders = [label for label, text in written.items() if text == best]
     followers = [f"; next {label}, {text}{_PERCENT}" for label, text in written.items() if text != best]
     lead = element("strong", f"{_listed(leaders)}, {best}{_PERCENT}")
@@ -198,7 +198,7 @@ def _listed(names: list[str]) -> str:
 
 
 class Notes:
-    """The sentences under the headings."""
+    """The notes below the headings. They only explain what the page shows: seeds, for example, if there are several."""
 
     def __init__(self, comparison: Comparison) -> None:
         runs = {len(setup.finished) for setup in comparison.finished}
@@ -211,10 +211,9 @@ class Notes:
     @property
     def results(self) -> str:
         return _sentences(
-            "Accuracy on the test images in percent, with the weights of the epoch that did best on the validation "
-            "images.",
-            self._several_seeds and "Where there are several seeds: mean ± standard deviation.",
-            self._several and "The best of each column is bold.",
+            "Test accuracy in percent, with the weights of the best epoch on the validation images.",
+            self._several_seeds and "With several seeds: mean ± standard deviation.",
+            self._several and "The best value of each column is bold.",
         )
 
     @property
@@ -224,7 +223,7 @@ class Notes:
     @property
     def accuracy_against_size(self) -> str:
         return _sentences(
-            "Mean accuracy of the classes with about as many training images. Grey bars: how many classes those are.",
+            "Mean accuracy of classes with a similar number of training images. Grey bars: number of classes.",
             self._shaded,
         )
 
@@ -235,17 +234,16 @@ class Notes:
     @property
     def confusions(self) -> str:
         return _sentences(
-            "The left class is taken for the right one. Mistaken: share of its test images with the right one as first "
-            f"suggestion. Still in {self._k}: share of those whose true class is among their {self._k} suggestions "
-            "all the same.",
+            "Test images of the first class whose top suggestion is the second. Mistaken: their share of the first "
+            f"class. Still in {self._k}: the share of them with the true class among their {self._k} suggestions.",
             self._chosen,
         )
 
     @property
     def examples(self) -> str:
         return _sentences(
-            "Chosen by their labels alone, so the same for all runs on this data.",
-            self._several_seeds and "Where there are several seeds: the lowest.",
+            "Chosen by label only, so they are the same for all runs on this data.",
+            self._several_seeds and "With several seeds: the run with the lowest one.",
             self._chosen,
         )
 

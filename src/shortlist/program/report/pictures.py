@@ -13,21 +13,21 @@ from shortlist.program.training.thumbnails import FOLDER, confused_pairs, exampl
 from shortlist.program.wording import counted
 
 _PNG = b"\x89PNG\r\n\x1a\n"
-_LARGEST = 1 << 20  # bytes, far more than a picture of the size that runs save
+_LARGEST = 1 << 20  # bytes; the pictures of a run are far smaller
 
 
 @dataclass(frozen=True)
-class _Picture:
+class _Saved:
     path: Path
     label: int
     first_suggestion: int
 
 
-class Album:
-    """Pictures by the number of the test image and by what a run made of it."""
+class Pictures:
+    """The pictures saved by runs on the same data, by number of the test image and by label and first suggestion."""
 
     def __init__(self, runs: list[Run]) -> None:
-        self._pictures: list[_Picture] = []
+        self._pictures: list[_Saved] = []
         self._by_index: dict[int, Path] = {}
         for run in runs:
             for path in _pictures_of(run):
@@ -35,16 +35,16 @@ class Album:
                 if run.predictions and index < len(run.predictions.labels):
                     self._by_index.setdefault(index, path)
                     label, first = run.predictions.labels[index], run.predictions.suggestions[index, 0]
-                    self._pictures.append(_Picture(path, int(label), int(first)))
+                    self._pictures.append(_Saved(path, int(label), int(first)))
 
     def image(self, index: int, name: str) -> Html | None:
-        """The test image of this number."""
+        """The test image with this number; None if no run saved it."""
         return _embedded(self._by_index[index], name) if index in self._by_index else None
 
     def of_class(self, label: int, suggested: int, name: str) -> Html:
         """An image of the class, if possible one with this first suggestion.
 
-        An empty frame stands for one that is missing among others; where there are no pictures at all, nothing does.
+        If there is none, an empty frame; if there are no pictures at all, nothing.
         """
         of_class = [picture for picture in self._pictures if picture.label == label]
         best = sorted(of_class, key=lambda picture: picture.first_suggestion != suggested)
@@ -54,7 +54,7 @@ class Album:
 
 
 def _pictures_of(run: Run) -> list[Path]:
-    """The pictures that the run saved. Through a link any file of the reader's machine would get into the page."""
+    """The pictures of the run. Links are not followed: they could put any file of this machine into the page."""
     folder = run.folder.path / FOLDER
     if folder.is_symlink():
         return []
@@ -76,14 +76,14 @@ def _embedded(path: Path, name: str) -> Html:
 _PAIRS = 9
 
 
-def confusions(comparison: Comparison, album: Album) -> Html | None:
-    """A card for each of the most confused pairs; None if there is none, or no run has kept its suggestions."""
-    cards = [_confusion_card(comparison, album, *pair) for pair in most_confused(comparison)[:_PAIRS]]
+def confusions(comparison: Comparison, pictures: Pictures) -> Html | None:
+    """A card for each of the most confused pairs; None if there are none, or no run has predictions."""
+    cards = [_confusion_card(comparison, pictures, *pair) for pair in most_confused(comparison)[:_PAIRS]]
     return element("div", *cards, class_="cards") if cards else None
 
 
 def most_confused(comparison: Comparison) -> list[tuple[int, int]]:
-    """Pairs (true class, wrong first suggestion), by how often a run of each set-up confuses them, added up."""
+    """Pairs (true class, wrong first suggestion), by how often a run confuses them, summed over the set-ups."""
     total: defaultdict[tuple[int, int], float] = defaultdict(float)
     for setup in comparison.finished:
         kept = [run.predictions for run in setup.finished if run.predictions]
@@ -94,7 +94,7 @@ def most_confused(comparison: Comparison) -> list[tuple[int, int]]:
     return sorted(total, key=lambda pair: (-total[pair], pair))
 
 
-def _confusion_card(comparison: Comparison, album: Album, true: int, mistaken_for: int) -> Html:
+def _confusion_card(comparison: Comparison, pictures: Pictures, true: int, mistaken_for: int) -> Html:
     names = [comparison.class_name(true), comparison.class_name(mistaken_for)]
     k = comparison.suggestions_shown
     rows = [_row(setup, true, mistaken_for, k) for setup in comparison.leading if setup.has_predictions]
@@ -103,9 +103,9 @@ def _confusion_card(comparison: Comparison, album: Album, true: int, mistaken_fo
         "article",
         element(
             "div",
-            _half(album.of_class(true, mistaken_for, names[0]), names[0]),
+            _half(pictures.of_class(true, mistaken_for, names[0]), names[0]),
             element("span", "→", class_="arrow", aria_label="mistaken for"),
-            _half(album.of_class(mistaken_for, mistaken_for, names[1]), names[1]),
+            _half(pictures.of_class(mistaken_for, mistaken_for, names[1]), names[1]),
             class_="pair",
         ),
         element("table", element("thead", element("tr", *head)), element("tbody", *rows)),
@@ -139,15 +139,15 @@ def _share(part: int, whole: int) -> str:
 _SHOWN_AT_ONCE = 8
 
 
-def examples(comparison: Comparison, album: Album) -> Html | None:
-    """A card for each example; None if no run has pictures."""
+def examples(comparison: Comparison, pictures: Pictures) -> Html | None:
+    """A card for each example; None if there are no pictures."""
     reference = next((run.predictions for run in comparison.runs if run.predictions), None)
     if reference is None:
         return None
     cards = []
     for index in example_images(reference.labels):
         label = int(reference.labels[index])
-        picture = album.image(index, comparison.class_name(label))
+        picture = pictures.image(index, comparison.class_name(label))
         if picture is not None:
             cards.append(_example_card(comparison, picture, index, label))
     if not cards:
@@ -160,18 +160,18 @@ def examples(comparison: Comparison, album: Album) -> Html | None:
 def _example_card(comparison: Comparison, picture: Html, index: int, label: int) -> Html:
     lists = [_suggestions(comparison, setup, index, label) for setup in comparison.leading]
     truth = element("div", picture, name_of_class(comparison.class_name(label)), class_="truth")
-    return element("article", truth, *(each for each in lists if each))
+    return element("article", truth, *filter(None, lists))
 
 
 def _suggestions(comparison: Comparison, setup: Setup, index: int, label: int) -> Html | None:
-    """What the set-up's first run suggests; None if it has kept nothing about this image."""
+    """The suggestions of the set-up's first run; None if it has none for this image."""
     predictions = next((run.predictions for run in setup.finished if run.predictions), None)
     if predictions is None or index >= len(predictions.labels) or predictions.labels[index] != label:
         return None
     k = comparison.suggestions_shown
     suggested = predictions.suggestions[index, :k].tolist()
-    items = [_item(comparison.class_name(each), right=each == label) for each in suggested]
-    missed = [] if label in suggested else [element("p", f"not among {k}", class_="missed")]
+    items = [_item(comparison.class_name(suggestion), right=suggestion == label) for suggestion in suggested]
+    missed = [] if label in suggested else [element("p", f"not in the top {k}", class_="missed")]
     return element("div", element("h4", key(setup.label, setup.style)), element("ol", *items), *missed)
 
 

@@ -17,7 +17,7 @@ SIZES = {
     "medium": f"{FEW_BELOW} to {MANY_ABOVE}",
     "many": f"over {MANY_ABOVE}",
 }
-"""The three groups of classes, by their training images."""
+"""The three groups of classes, by number of training images."""
 _EQUALS = "\N{NO-BREAK SPACE}=\N{NO-BREAK SPACE}"
 
 
@@ -31,7 +31,7 @@ class _Column:
 
 
 def results_table(comparison: Comparison) -> Html:
-    """Accuracy at each K in common, by class size at the main one, and what training took."""
+    """A row a set-up: accuracy at each common K, by class size at the main K, and training time."""
     columns = [
         _metric(f"{average} accuracy", f"top-{k}", f"{average}_top{k}")
         for average in ("micro", "macro")
@@ -47,12 +47,12 @@ def results_table(comparison: Comparison) -> Html:
 
 
 def sizes_table(comparison: Comparison) -> Html:
-    """Accuracy by class size at every K in common."""
+    """Accuracy by class size at each common K."""
     return _table("Results by class size", comparison, [column for k in comparison.ks for column in _by_size(k)])
 
 
 def _table(label: str, comparison: Comparison, columns: Sequence[_Column]) -> Html:
-    # A column without a value says nothing: there may be no class of that size.
+    # Drop columns without values: there may be no class of that size.
     columns = [column for column in columns if any(column.of(setup) for setup in comparison.finished)]
     best = [_best_text(column, comparison.finished) for column in columns]
     varied = varied_settings([setup.config for setup in comparison.setups])
@@ -122,7 +122,7 @@ def _cell(column: _Column, setup: Setup, best: str | None) -> Html:
 
 
 def _best_text(column: _Column, setups: Sequence[Setup]) -> str | None:
-    """As written, so that what looks the same is bold alike; None where there is nothing to compare."""
+    """The best value as written, so that values that look equal are both bold; None if there is nothing to compare."""
     means = [summary.mean for summary in map(column.of, setups) if summary]
     return column.text(column.best(means)) if column.best and len(means) > 1 else None
 
@@ -140,12 +140,12 @@ def _train_seconds(setup: Setup) -> Summary | None:
 
 
 def _best_epoch(setup: Setup) -> Summary | None:
-    """Counted from one, as people do."""
+    """Counted from 1."""
     return summarise([run.final["best_epoch"] + 1 for run in setup.finished if run.final])
 
 
 def settings_table(comparison: Comparison) -> Html:
-    """All settings of all set-ups, those that differ first and marked."""
+    """All settings of all set-ups; those that differ come first and are marked."""
     configs = [setup.config for setup in comparison.setups]
     varied = varied_settings(configs)
     flat = [settings(config) for config in configs]
@@ -164,7 +164,7 @@ def settings_table(comparison: Comparison) -> Html:
 
 
 def origins_table(comparison: Comparison) -> Html:
-    """Each run's folder, seed, machine and versions."""
+    """Folder, seed, machine and versions of each run."""
     runs = [run for setup in comparison.setups for run in (*setup.finished, *setup.unfinished, *setup.copies)]
     copies = [run for setup in comparison.setups for run in setup.copies]
     columns = ("folder", "seed", "state", "started", "device", "torch", "commit")

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Summary:
-    """What several runs that differ by chance alone have in common."""
+    """Mean and spread over runs that differ only in the seed."""
 
     mean: float
     deviation: float
@@ -17,7 +17,7 @@ class Summary:
 
 
 def summarise(values: Sequence[float | None]) -> Summary | None:
-    """Of the values that are defined; None if there is none.
+    """Summarise the values that are defined; None if there are none.
 
     Example:
         >>> summarise([1.0, 3.0, None])
@@ -36,12 +36,12 @@ PLUS_MINUS = "\N{NO-BREAK SPACE}±\N{NO-BREAK SPACE}"
 
 
 def percent(share: float) -> str:
-    """A share between 0 and 1, without its sign."""
+    """A share between 0 and 1 in percent, without the sign."""
     return f"{100 * share:.1f}"
 
 
 def percent_spread(summary: Summary) -> str:
-    """Mean, and standard deviation where there are several values.
+    """The mean, with the standard deviation if there are several values.
 
     Example:
         >>> percent_spread(Summary(0.5, 0.012, 3)).replace(PLUS_MINUS, " ± "), percent_spread(Summary(0.5, 0.0, 1))

@@ -1,6 +1,6 @@
-"""The tables and figures of the paper, redone: runs, results/*.csv, and docs/reproduction.md made from them."""
+"""The paper's tables and figures, reproduced: runs, results/*.csv, and docs/reproduction.md made from them."""
 
 from typing import Literal
 
 Scale = Literal["smoke", "short", "paper"]
-"""``smoke`` runs the same code on tiny data in seconds, ``short`` the real data for fewer epochs, ``paper`` for all."""
+"""``smoke``: tiny data, in seconds; ``short``: the real data for fewer epochs; ``paper``: for all epochs."""

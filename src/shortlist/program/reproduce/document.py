@@ -1,4 +1,4 @@
-"""docs/reproduction.md from results/*.csv alone: what a person wrote in it stays, what was measured is made anew."""
+"""Rewrites the generated part of docs/reproduction.md from results/*.csv."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -23,15 +23,15 @@ _CLASS_SIZES = (
 
 
 def figures_folder(docs: Path) -> Path:
-    """Where the document looks for figures."""
+    """The folder of the document's figures."""
     return docs / _NAME
 
 
 def write_reproduction(results: Path, docs: Path) -> Path:
-    """Rewrite the tables of ``docs/reproduction.md``, and draw those results that the paper draws.
+    """Rewrite the tables of ``docs/reproduction.md``, and draw the results that the paper shows as figures.
 
     Args:
-        results: Folder of the CSV files; an experiment without one gets a table with empty cells.
+        results: Folder of the CSV files; an experiment without a file gets a table with empty cells.
         docs: The folder of the document, which must hold the two marks.
 
     Returns:
@@ -58,23 +58,23 @@ def _tables(results: Path, docs: Path) -> Iterator[str]:
 
 
 def _notes(experiment: Experiment, results: Sequence[Result]) -> Iterator[str]:
-    """What differs from the paper's protocol, and what the numbers are."""
+    """What the numbers are, and how they were obtained."""
     if experiment.remarks:
         yield experiment.remarks
     if "test_few" in experiment.metrics:
         yield _CLASS_SIZES
     yield _protocol(experiment)
     if len(experiment.columns) > 1:
-        others = "; the others differ in what their rows name" if len(experiment.rows) > 1 else ""
-        yield f"Recipes of the first row that has them{others}: {'; '.join(_losses(experiment))}."
+        others = "; other rows differ in the setting that they name" if len(experiment.rows) > 1 else ""
+        yield f"Recipes of the first row with each column{others}: {'; '.join(_losses(experiment))}."
     if results:
-        machines = ", ".join(dict.fromkeys(each.gpu for each in results))
-        days = sorted(each.date[:10] for each in results)
+        machines = ", ".join(dict.fromkeys(result.gpu for result in results))
+        days = sorted(result.date[:10] for result in results)
         period = " to ".join(dict.fromkeys((days[0], days[-1])))
-        commits = ", ".join(dict.fromkeys(commit for each in results for commit in each.commit.split()))
+        commits = ", ".join(dict.fromkeys(commit for result in results for commit in result.commit.split()))
         yield f"Run {period} on {machines}{commits and f', commit {commits}'}."
     else:
-        yield "Nobody has run it yet."
+        yield "Not run yet."
 
 
 def _protocol(experiment: Experiment) -> str:
@@ -82,22 +82,24 @@ def _protocol(experiment: Experiment) -> str:
     first = configs[0]
     sentences = [
         f"{first.model.name} in bfloat16 with the loss in float32, batches of {first.train.batch_size}, "
-        f"learning rate {_all(config.optim.lr for config in configs)}, "
-        f"weight decay {_all(config.optim.weight_decay for config in configs)}."
+        f"learning rate {_distinct(config.optim.lr for config in configs)}, "
+        f"weight decay {_distinct(config.optim.weight_decay for config in configs)}."
     ]
     short, full = _length(first, experiment.short_epochs), _length(first, first.train.epochs)
     if short == full:
-        sentences.append(f"At either scale {full}.")
+        sentences.append(f"At both scales {full}.")
     else:
         sentences.append(f"At `--scale short` {short}. At `--scale paper` {full}.")
     if experiment.metrics[0].startswith(("val_", "test_")):
-        chosen = "macro top-K" if first.train.select == "auto" else _all(config.select_metric for config in configs)
-        sentences.append(f"Reported is the epoch with the best {chosen} on the validation images.")
+        chosen = (
+            "macro top-K" if first.train.select == "auto" else _distinct(config.select_metric for config in configs)
+        )
+        sentences.append(f"The epoch with the best {chosen} on the validation images is reported.")
     return " ".join(sentences)
 
 
 def _length(recipe: RunConfig, epochs: int) -> str:
-    """Epochs, and what becomes of the learning rate in them."""
+    """Number of epochs, and the course of the learning rate."""
     optim = recipe.optim
     changes = [f"rising until {shown(optim.warmup_epochs)}"] if optim.warmup_epochs else []
     if drops := optim.drop_epochs(epochs):
@@ -105,13 +107,13 @@ def _length(recipe: RunConfig, epochs: int) -> str:
     return counted(epochs, "epoch") + (f", the learning rate {' and '.join(changes)}" if changes else "")
 
 
-def _all(values: Iterable[object]) -> str:
-    """Different values, in the order in which they come."""
+def _distinct(values: Iterable[object]) -> str:
+    """The distinct values, in order of appearance."""
     return " or ".join(dict.fromkeys(shown(value) for value in values))
 
 
 def _losses(experiment: Experiment) -> Iterator[str]:
-    """Recipe and settings of each column, in the first row that has it."""
+    """Recipe and settings of each column, from the first row that has it."""
     for column in experiment.columns:
         cell = next(cell for cell in experiment.cells if cell.column == column)
         settings = [loss_settings(experiment.config(cell, "paper", Path()).loss)]

@@ -1,4 +1,4 @@
-"""Every table of the paper and every figure that takes training, by name, and what we add to them."""
+"""The experiments by name: the paper's tables, its figures that need training, and our additions."""
 
 from collections.abc import Iterable, Sequence
 
@@ -25,7 +25,7 @@ COLUMN_NAMES = {
     "noised_superclass": "noised, superclasses",
     "accuracy": "accuracy",
 }
-"""How the tables call their columns; one that is not here is a number and called by it."""
+"""Headings of the columns; a column that is not listed is a number and its own heading."""
 
 _THREE_LOSSES = ("cross_entropy", "smooth", "noised")
 _SIX_LOSSES = (*_THREE_LOSSES, "focal", "ldam", "imbalanced")
@@ -37,17 +37,18 @@ _DRAWS = (1, 2, 3, 5, 10, 50, 100)
 _TIMED_KS = (1, 5, 10, 20, 50)
 _RATES = (0.02, 0.1, 0.5)
 
-# A fifth of the paper's.
+# A fifth of the paper's length.
 _CIFAR_EPOCHS = 60
-# The whole length: a smaller network, and a fifth of the images.
+# The full length: the network is smaller, and there are a fifth of the images.
 _LONG_TAIL_EPOCHS = 200
-# Less than a third of the runs that it chooses for.
+# Less than a third of the runs that use the result.
 _SEARCH_EPOCHS = 60
-# The paper names no grid for the scale; what it found lies between these.
+# The paper gives no grid for the scale; its results lie between these.
 _SCALES = (30.0, 60.0)
-# The first settles compilers and allocators and is not counted.
+# The first, with compilation and first allocations, does not count.
 _TIMED_EPOCHS = 3
 _BY_CLASS_SIZE = ("test_macro", "test_few", "test_medium", "test_many")
+_VALIDATION = "As in the paper, the number is the validation accuracy; the test accuracy is in parentheses."
 
 
 def _label_noise_recipe(loss: str, p: float) -> str:
@@ -69,7 +70,7 @@ def _cells_by_k(recipe: str, ks: Iterable[int], losses: Sequence[str]) -> list[C
 
 
 def _long_tail_cells(losses: Sequence[str]) -> list[Cell]:
-    """Losses that know no K are trained once, for the largest, and measured at each."""
+    """Losses without K are trained once, selected for the largest K, and measured at each."""
     recipes_of = {loss: "cifar100_lt_{loss}_k{k}" if loss in _WITH_K else "cifar100_lt_{loss}_k5" for loss in losses}
     return [Cell(f"{k}", loss, k, recipes_of[loss].format(loss=loss, k=k)) for k in _LONG_TAIL_KS for loss in losses]
 
@@ -81,7 +82,7 @@ def _plantnet_cells(ks: Iterable[int]) -> list[Cell]:
 def _epoch_time_cells() -> list[Cell]:
     cells = []
     for k in _TIMED_KS:
-        # Cross-entropy knows no K: one run serves all rows.
+        # Cross-entropy has no K: one run serves all rows.
         cells.append(Cell(f"{k}", "cross_entropy", k, _label_noise_recipe("cross_entropy", 0)))
         for draws in (3, 10, 50):
             changes = {"loss.k": k, "loss.n_samples": draws}
@@ -91,7 +92,9 @@ def _epoch_time_cells() -> list[Cell]:
 
 
 def _gradient_cells() -> list[Cell]:
-    noised = [Cell(each, "noised", 5, f"cifar100_table2_epsilon_{each}", {"loss.n_samples": 3}) for each in _EPSILONS]
+    noised = [
+        Cell(epsilon, "noised", 5, f"cifar100_table2_epsilon_{epsilon}", {"loss.n_samples": 3}) for epsilon in _EPSILONS
+    ]
     others = [Cell("none", loss, 5, _label_noise_recipe(loss, 0)) for loss in ("cross_entropy", "smooth")]
     return [*noised, *others]
 
@@ -154,7 +157,7 @@ _ALL = (
         metrics=("val_micro", "test_micro"),
         short_epochs=_CIFAR_EPOCHS,
         decimals=2,
-        remarks="As in the paper the number is that of the validation images; the test images' stands in parentheses.",
+        remarks=_VALIDATION,
     ),
     Experiment(
         name="b-study",
@@ -165,7 +168,7 @@ _ALL = (
         metrics=("val_micro", "test_micro"),
         short_epochs=_CIFAR_EPOCHS,
         decimals=2,
-        remarks="As in the paper the number is that of the validation images; the test images' stands in parentheses.",
+        remarks=_VALIDATION,
     ),
     Experiment(
         name="gradient-sparsity",
@@ -176,13 +179,12 @@ _ALL = (
         metrics=(NONZERO_GRADIENTS,),
         short_epochs=1,
         paper_epochs=1,
-        # Every step passes through Python, where the gradient of the scores is looked at.
+        # Every step must run in Python, where the gradient of the scores is counted.
         settings={"train.cuda_graph": False, "train.compile": False},
         decimals=2,
-        remarks="Coordinates that are not zero in the gradient of the loss in the scores: the mean over the training "
-        "images, each in the step in which it is used. An image whose loss is zero counts with none. K = 5, B = 3. "
-        "The paper draws its values without printing them; its text says 4 for large ε, and all 100 for the other two "
-        "losses.",
+        remarks="Non-zero coordinates of the gradient of the loss with respect to the scores: mean over the training "
+        "images, each in the step that uses it. An image whose loss is zero counts as 0. K = 5, B = 3. The paper plots "
+        "its values without printing them; its text says 4 for large ε, and all 100 for the other two losses.",
     ),
     Experiment(
         name="epoch-time",
@@ -194,8 +196,8 @@ _ALL = (
         short_epochs=_TIMED_EPOCHS,
         paper_epochs=_TIMED_EPOCHS,
         decimals=2,
-        remarks="The median of all epochs but the first, training steps and data alone. The paper's times are those "
-        "that its text prints, on its own machine, with validation and checkpoints: only ratios within a line compare.",
+        remarks="The median of all epochs but the first, for data and training steps only. The paper's times are from "
+        "its text, on its own machine, with validation and checkpoints: only ratios within a line can be compared.",
     ),
     Experiment(
         name="cifar100-top5",
@@ -206,8 +208,8 @@ _ALL = (
         cells=_label_noise_cells(k=5),
         metrics=("test_micro",),
         short_epochs=_CIFAR_EPOCHS,
-        remarks="A share p of the training labels is drawn anew from its block of five classes that are neighbours in "
-        "the alphabet, as the paper's code does it. The draw can give the label back: 0.8 p are wrong in the end.",
+        remarks="As in the paper's code, a share p of the training labels is drawn again from a block of five "
+        "alphabetically consecutive classes. The draw can return the same label, so 0.8 p of the labels are wrong.",
     ),
     Experiment(
         name="cifar100-top1",
@@ -218,7 +220,7 @@ _ALL = (
         cells=_label_noise_cells(k=1),
         metrics=("test_micro",),
         short_epochs=_CIFAR_EPOCHS,
-        remarks="The models are those of `cifar100-top5`: trained and selected for K = 5.",
+        remarks="The models of `cifar100-top5`: trained and selected for K = 5.",
     ),
     Experiment(
         name="plantnet-macro",
@@ -239,8 +241,7 @@ _ALL = (
         cells=[*_plantnet_cells((1, 3, 5)), *_cells_by_k("plantnet_table8_{loss}_k{k}", [10], _SIX_LOSSES)],
         metrics=("test_micro",),
         short_epochs=10,
-        remarks="The paper does not say which models its row K = 10 comes from; ours are trained and selected for "
-        "K = 10.",
+        remarks="The paper does not say which models its row K = 10 uses; ours are trained and selected for K = 10.",
     ),
     Experiment(
         name="imagenet-lt",
@@ -253,8 +254,8 @@ _ALL = (
         ),
         metrics=("test_micro", "test_few", "test_medium", "test_many"),
         short_epochs=30,
-        remarks="The paper prints no scale for this data: those of LDAM and of the noised imbalanced loss are the "
-        "defaults that it recommends.",
+        remarks="The paper gives no scale for this data: LDAM and the noised imbalanced loss use the defaults that it "
+        "recommends.",
     ),
     Experiment(
         name="imagenet",
@@ -266,9 +267,9 @@ _ALL = (
         metrics=("test_micro",),
         short_epochs=30,
         decimals=2,
-        remarks="The paper took the validation images of Berrada et al. (2018), 50,000 of the training images in equal "
-        "numbers for each class; ours are about as many, a share of each class. Batches of 256 are ours: what the "
-        "paper prints there is the number of epochs.",
+        remarks="The paper uses the validation images of Berrada et al. (2018): 50,000 training images, equally many "
+        "of each class. Ours are about as many, the same fraction of each class. The batch size of 256 is ours: in its "
+        "place the paper prints the number of epochs.",
     ),
     Experiment(
         name="cifar100-lt",
@@ -278,9 +279,8 @@ _ALL = (
         metrics=_BY_CLASS_SIZE,
         short_epochs=_LONG_TAIL_EPOCHS,
         remarks="The six losses of the Pl@ntNet-300K table, and cross-entropy with the cosine layer that only the "
-        "margin losses have there. Their settings were searched for K = 5. Losses that know no K are trained once, "
-        "selected for K = 5, and measured at all three: at K = 1 and 3 that is a disadvantage to them, "
-        "and nobody has measured it.",
+        "margin losses have there. Their settings were searched for K = 5. Losses without K are trained once, "
+        "selected for K = 5, and measured at all three K; how much that costs them at K = 1 and 3 was not measured.",
     ),
     Experiment(
         name="cifar100-lt-baselines",
@@ -289,9 +289,9 @@ _ALL = (
         cells=_long_tail_cells(("cross_entropy", "imbalanced", "logit_adjusted", "balanced_softmax")),
         metrics=_BY_CLASS_SIZE,
         short_epochs=_LONG_TAIL_EPOCHS,
-        remarks="Logit adjustment and balanced softmax have the linear layer, as cross-entropy does. They are the same "
-        "loss but for the strength of the adjustment, loss.tau. The search left it at 1, so that their columns are two "
-        "runs of one loss with one seed. They differ by chance: not all sums on a GPU have a fixed order.",
+        remarks="Logit adjustment and balanced softmax use the linear layer, as cross-entropy does. They are the same "
+        "loss except for the strength of the adjustment, loss.tau. The search left it at 1, so their columns are two "
+        "runs of one loss with one seed. They differ by chance: some sums on a GPU have no fixed order.",
     ),
     Experiment(
         name="cifar100-lt-trained-k",
@@ -300,7 +300,8 @@ _ALL = (
         cells=[Cell(f"{k}", loss, 5, f"cifar100_lt_{loss}_k{k}") for k in _LONG_TAIL_KS for loss in _WITH_K],
         metrics=_BY_CLASS_SIZE,
         short_epochs=_LONG_TAIL_EPOCHS,
-        remarks="The runs of `cifar100-lt`, the last row being that table's; the epoch is chosen at the K of training.",
+        remarks="The runs of `cifar100-lt`, whose row K = 5 is the last one here. The epoch is chosen at the K of "
+        "training.",
     ),
     Experiment(
         name="cifar100-lt-search",
@@ -310,8 +311,8 @@ _ALL = (
         metrics=("val_macro",),
         short_epochs=_SEARCH_EPOCHS,
         paper_epochs=_SEARCH_EPOCHS,
-        remarks="The grids of the paper's appendix, with K = 5. It names none for the scale, for ε of the noised "
-        "loss and for logit adjustment: those are ours.",
+        remarks="The grids of the paper's appendix, with K = 5. The grids for the scale, for ε of the noised loss and "
+        "for logit adjustment are ours.",
     ),
     Experiment(
         name="cifar100-superclass-noise",
@@ -320,8 +321,8 @@ _ALL = (
         cells=_superclass_cells(),
         metrics=("test_micro",),
         short_epochs=_CIFAR_EPOCHS,
-        remarks="The paper's text speaks of superclasses; its code takes blocks of five consecutive labels, none of "
-        "which is a superclass.",
+        remarks="The paper's text says superclasses; its code uses blocks of five consecutive labels, none of which is "
+        "a superclass.",
     ),
     Experiment(
         name="cifar100-exact",
@@ -338,8 +339,8 @@ _ALL = (
         cells=_rate_cells(),
         metrics=("val_micro", "test_micro"),
         short_epochs=_CIFAR_EPOCHS,
-        remarks="The paper trains all losses at 0.1, though the smoothed hinge's gradient is 1/K of the others'. A "
-        "rate is chosen on the validation images; the test images' accuracy stands in parentheses.",
+        remarks="The paper trains all losses at 0.1, although the smoothed hinge's gradient is 1/K of the others'. The "
+        "rate is chosen on the validation images; the test accuracy is in parentheses.",
     ),
 )
 

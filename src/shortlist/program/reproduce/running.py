@@ -1,4 +1,4 @@
-"""The runs of an experiment, one after another; several processes can share them."""
+"""Trains the runs of an experiment one after another. Several processes can share the work."""
 
 import functools
 import gc
@@ -21,8 +21,8 @@ from shortlist.program.runs.folder import FinishedError, InUseError, RunFolder, 
 from shortlist.program.training.loop import DivergedError, Interrupted, train
 from shortlist.program.wording import counted
 
-# So many failures with one message at the very beginning, and the rest is not tried.
-_ALIKE = 2
+# If this many runs at the start fail with one message, the others are skipped.
+_EARLY_FAILURES = 2
 
 
 def reproduce(
@@ -36,34 +36,33 @@ def reproduce(
     say: Callable[[str], None] = lambda message: None,
     quiet: bool = False,
 ) -> tuple[list[Result], list[str]]:
-    """Train what is not yet trained, and keep the experiment's file of results up to date on the way.
+    """Train what is not yet trained, and update the experiment's file of results after each run.
 
-    A run that has finished is found by its configuration and not repeated; one that was interrupted goes on. One that
-    another process is at is left to it, so that the same call in several processes shares the work. One that fails does
-    not keep the others from running.
+    Finished runs are found by their configuration and not repeated; interrupted runs are resumed. Runs that another
+    process is training are left to it, so several processes can share the work. If a run fails, the others still run.
 
     Args:
         experiment: What to run.
         scale: ``smoke`` on tiny data, ``short`` or ``paper``.
-        seeds: Each cell is run with all of them; the first seed of all cells comes before the second of any.
-        only: Patterns for rows, columns, or both as in ``0.4/noised``; empty runs all.
+        seeds: Of each cell. The first seed of all cells comes before the second of any.
+        only: Patterns for rows, columns, or both, such as ``0.4/noised``; by default all cells.
         runs_root: Folder of all runs.
         results: Folder of the CSV files.
         say: Called with a line for each run.
-        quiet: Do not show the training itself.
+        quiet: Do not show the progress of training.
 
     Returns:
-        All results of the file, and what went wrong, a message each.
+        All results of the file, and a message for each cause of failure.
 
     Raises:
-        Interrupted: SIGINT or SIGTERM came; the same call goes on where it stopped.
+        Interrupted: By SIGINT or SIGTERM; the same call resumes where it stopped.
     """
     if not seeds:
         raise ShortlistError("--seeds must name at least one seed")
     cells = experiment.selected(only)
     if scale == "smoke":
         tiny_data.ensure(runs_root)
-    update_results(experiment, scale, runs_root, results)  # a file that is damaged is noticed before any training
+    update_results(experiment, scale, runs_root, results)  # finds a damaged file before any training
     failures: dict[str, list[str]] = defaultdict(list)
     elsewhere = 0
     jobs = [(seed, cell) for seed in dict.fromkeys(seeds) for cell in cells]
@@ -76,41 +75,41 @@ def reproduce(
                     say(f"{name}: {_done(experiment, cell, config, scale, runs_root, quiet=quiet)}")
                     update_results(experiment, scale, runs_root, results)
                 except InUseError:
-                    say(f"{name}: left to the process that is at it")
+                    say(f"{name}: skipped, another process is training it")
                     elsewhere += 1
-                except (ShortlistError, OSError, RuntimeError) as wrong:  # such as a GPU's memory that is full
-                    say(f"{name}: failed: {wrong}")
-                    failures[str(wrong)].append(f"{cell.label}, seed {seed}")
-                    its_own_fault = isinstance(wrong, DivergedError)
-                    if len(failures[str(wrong)]) == number == _ALIKE and not its_own_fault:
-                        say("the other runs would fail alike and are not tried")  # without the data, say
+                except (ShortlistError, OSError, RuntimeError) as error:  # such as out of GPU memory
+                    say(f"{name}: failed: {error}")
+                    failures[str(error)].append(f"{cell.label}, seed {seed}")
+                    is_general = not isinstance(error, DivergedError)  # such as missing data
+                    if is_general and len(failures[str(error)]) == number == _EARLY_FAILURES:
+                        say("the remaining runs would fail the same way; skipping them")
                         break
     except KeyboardInterrupt:
-        raise Interrupted("stopped; the same command goes on from here") from None
+        raise Interrupted("stopped; the same command resumes from here") from None
     try:
         everything = update_results(experiment, scale, runs_root, results)
-    except (ShortlistError, OSError) as wrong:  # a full disk: what failed before must be told all the same
-        new = [str(wrong)] if str(wrong) not in failures else []
+    except (ShortlistError, OSError) as error:  # such as a full disk; earlier failures must still be reported
+        new = [str(error)] if str(error) not in failures else []
         return [], [*_explained(experiment, failures, len(jobs)), *new]
-    say(f"wrote {results_file(results, experiment, scale)}" if everything else "there is no result yet")
+    say(f"wrote {results_file(results, experiment, scale)}" if everything else "there are no results yet")
     if elsewhere:
-        say(f"{counted(elsewhere, 'run')} left to other processes: give the command again for the whole table")
+        say(f"{counted(elsewhere, 'run')} left to other processes: run the command again for the whole table")
     return everything, _explained(experiment, failures, len(jobs))
 
 
 def _done(experiment: Experiment, cell: Cell, config: RunConfig, scale: Scale, runs_root: Path, *, quiet: bool) -> str:
-    """Have the run finished, and say what came out."""
+    """Train the run unless it has finished, and describe its result."""
     before = [run for run in runs_of(config, runs_root) if run.config.seed == config.seed]
     folder = default_folder(config, runs_root)
     try:
         run = before[0] if before else _trained(experiment, config, folder, quiet=quiet)
-    except FinishedError:  # by another process, since we looked
+    except FinishedError:  # another process has finished it in the meantime
         run = RunFolder(folder)
         before = [run]
     try:
         results = results_of(experiment, cell, scale, run, runs_root)
-    except ShortlistError as wrong:
-        raise ShortlistError(f"{wrong}: delete the run and train it again") from None
+    except ShortlistError as error:
+        raise ShortlistError(f"{error}: delete the run and train it again") from None
     metric = experiment.metrics[0]
     values = [result.value for result in results if result.metric == metric]
     shown = f"{metric} {values[0]:.{experiment.decimals}f}" if values else "no such class"
@@ -119,31 +118,31 @@ def _done(experiment: Experiment, cell: Cell, config: RunConfig, scale: Scale, r
 
 def _trained(experiment: Experiment, config: RunConfig, folder: Path, *, quiet: bool) -> RunFolder:
     RunFolder(folder).check_free()
-    _forget_earlier_runs(config)
+    _free_earlier_runs(config)
     if NONZERO_GRADIENTS in experiment.metrics:
         return train_and_count(config, folder=folder, resume=True, quiet=quiet)
     return train(config, folder=folder, resume=True, quiet=quiet)
 
 
-def _forget_earlier_runs(config: RunConfig) -> None:
-    """Networks of before must not keep the GPU's memory, nor others count against the compiler's limit of variants."""
+def _free_earlier_runs(config: RunConfig) -> None:
+    """Free the GPU memory of earlier networks, and the compiled variants of other ones: the compiler has a limit."""
     gc.collect()
     torch.cuda.empty_cache()  # does nothing where there is no GPU
     if config.train.compile:
-        _compile_afresh(config.model.name)
+        _reset_compiler(config.model.name)
 
 
 @functools.lru_cache(maxsize=1)
-def _compile_afresh(network: str) -> None:
-    """Called with the network of the call before, it does nothing: what was compiled for that serves this one too.
+def _reset_compiler(network: str) -> None:
+    """Reset the compiler, unless the last call was for the same network: its compiled code can be reused.
 
-    Two last layers are two variants, and the compiler keeps both.
+    Different last layers are two variants, and the compiler keeps both.
     """
     torch.compiler.reset()
 
 
 def _explained(experiment: Experiment, failures: dict[str, list[str]], jobs: int) -> list[str]:
-    """One message for each cause."""
+    """A message for each cause."""
     return [
         f"{experiment.name}: {len(cells)} of {jobs} runs failed ({cells[0]}{', ...' if cells[1:] else ''}): {cause}"
         for cause, cells in failures.items()
@@ -152,7 +151,7 @@ def _explained(experiment: Experiment, failures: dict[str, list[str]], jobs: int
 
 @contextmanager
 def _alone(experiment: Experiment, runs_root: Path) -> Iterator[None]:
-    """Where time is measured, the work is not shared: processes at it at once would slow each other down."""
+    """Where time is measured, let no second process in: they would slow each other down."""
     if EPOCH_SECONDS not in experiment.metrics:
         yield
         return
@@ -160,12 +159,12 @@ def _alone(experiment: Experiment, runs_root: Path) -> Iterator[None]:
         with locked(runs_root / ".timing.lock", wait=False):
             yield
     except BlockingIOError:
-        raise ShortlistError(f"another process is timing runs in {runs_root}: wait for it") from None
+        raise ShortlistError(f"another process is timing runs in {runs_root}: wait until it has finished") from None
 
 
 @contextmanager
 def _one_thread() -> Iterator[None]:
-    """Products of tiny matrices take longer on many threads than on one."""
+    """Use one thread: products of tiny matrices take longer on many."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

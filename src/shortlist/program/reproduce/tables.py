@@ -22,7 +22,7 @@ _FILE = Path(__file__).with_name("published.csv")
 
 @dataclass(frozen=True)
 class Published:
-    """A number as printed, with the half-width of its 95% interval where there is one. Accuracies are in percent."""
+    """A number as printed in the paper, with the half-width of its 95% interval if given. Accuracies are in percent."""
 
     source: str
     row: str
@@ -35,7 +35,7 @@ class Published:
 
 @cache
 def published() -> dict[tuple[str, str, str, str], Published]:
-    """The numbers by label, row, column and metric.
+    """The numbers of ``published.csv`` by label of the table or figure, row, column and metric.
 
     Example:
         >>> published()["table:cifar100-top5-acc", "0.4", "noised", "test_micro"].value
@@ -43,7 +43,7 @@ def published() -> dict[tuple[str, str, str, str], Published]:
     """
     with _FILE.open(newline="", encoding="utf-8") as file:
         numbers = [Published(**row) for row in csv.DictReader(file)]
-    return {(each.source, each.row, each.column, each.metric): each for each in numbers}
+    return {(number.source, number.row, number.column, number.metric): number for number in numbers}
 
 
 # 97.5% quantiles of Student's t for 1 to 9 degrees of freedom.
@@ -53,17 +53,17 @@ _NORMAL_QUANTILE = 1.959964
 
 @dataclass(frozen=True)
 class Line:
-    """A row of a table as one source tells it."""
+    """A row of a table, from one source."""
 
     row: str
     source: str
     seeds: str
     values: tuple[str, ...]
-    """One a column of the experiment; empty where nobody has run it."""
+    """A value a column of the experiment; empty if not run."""
 
 
 def interval_half_width(values: Sequence[float]) -> float:
-    """Of the 95% interval of the mean, by Student's t.
+    """Half the width of the 95% interval of the mean, by Student's t.
 
     Example:
         >>> round(interval_half_width([1.0, 2.0, 3.0]), 3)
@@ -76,7 +76,7 @@ def interval_half_width(values: Sequence[float]) -> float:
 def _t_quantile(degrees: int) -> float:
     if degrees <= len(_QUANTILES):
         return _QUANTILES[degrees - 1]
-    z = _NORMAL_QUANTILE  # the first terms of the expansion around the normal quantile
+    z = _NORMAL_QUANTILE  # first terms of the expansion around the normal quantile
     terms = (
         (z**3 + z) / 4,
         (5 * z**5 + 16 * z**3 + 3 * z) / 96,
@@ -86,29 +86,33 @@ def _t_quantile(degrees: int) -> float:
 
 
 def latest_setups(results: Sequence[Result]) -> list[Result]:
-    """Where a cell was run with several configurations at one length, those of the last: they must not be averaged."""
+    """For each cell and length, the results of the latest configuration: different ones must not be averaged."""
     last: dict[tuple[str, str, str, int], Result] = {}
     for result in results:
         cell = (result.row, result.column, result.scale, result.epochs)
         if cell not in last or result.date > last[cell].date:
             last[cell] = result
-    return [each for each in results if each.config == last[each.row, each.column, each.scale, each.epochs].config]
+    return [
+        result
+        for result in results
+        if result.config == last[result.row, result.column, result.scale, result.epochs].config
+    ]
 
 
 def comparison(experiment: Experiment, results: Sequence[Result]) -> list[Line]:
-    """For each row the paper's line, if it prints a number, and one of ours for each length that it was run at.
+    """For each row the paper's line, if it has a number, and one of ours for each length that was run.
 
-    A row that was not run has one too, at the shortest length of all: an empty line shows what is missing.
+    A row that was not run gets an empty line at the shortest length of all, to show what is missing.
     """
-    results = latest_setups([each for each in results if each.scale != "smoke"] or results)
+    results = latest_setups([result for result in results if result.scale != "smoke"] or results)
     lengths = _lengths(results)
     lines = []
     for row in experiment.rows:
-        of_the_paper = _line_of_the_paper(experiment, row)
-        if any(of_the_paper.values):
-            lines.append(of_the_paper)
-        for scale, epochs in _lengths([each for each in results if each.row == row]) or lengths[:1]:
-            here = [each for each in results if (each.row, each.scale, each.epochs) == (row, scale, epochs)]
+        of_paper = _line_of_paper(experiment, row)
+        if any(of_paper.values):
+            lines.append(of_paper)
+        for scale, epochs in _lengths([result for result in results if result.row == row]) or lengths[:1]:
+            here = [result for result in results if (result.row, result.scale, result.epochs) == (row, scale, epochs)]
             who = "tiny data" if scale == "smoke" else "ours"
             lines.append(_line_of_ours(experiment, row, f"{who}, {counted(epochs, 'epoch')}", here))
         if not lengths:
@@ -118,10 +122,10 @@ def comparison(experiment: Experiment, results: Sequence[Result]) -> list[Line]:
 
 def _lengths(results: Sequence[Result]) -> list[tuple[str, int]]:
     """Scales and numbers of epochs, the shortest first."""
-    return sorted({(each.scale, each.epochs) for each in results}, key=lambda length: length[1])
+    return sorted({(result.scale, result.epochs) for result in results}, key=lambda length: length[1])
 
 
-def _line_of_the_paper(experiment: Experiment, row: str) -> Line:
+def _line_of_paper(experiment: Experiment, row: str) -> Line:
     values = []
     for column in experiment.columns:
         printed = [published().get((experiment.source, row, column, metric)) for metric in experiment.metrics]
@@ -136,7 +140,7 @@ def _line_of_ours(experiment: Experiment, row: str, source: str, results: Sequen
     for column in experiment.columns:
         numbers = []
         for metric in experiment.metrics:
-            found = [each.value for each in results if (each.column, each.metric) == (column, metric)]
+            found = [result.value for result in results if (result.column, result.metric) == (column, metric)]
             if found:
                 seeds.add(len(found))
             numbers.append(_mean_and_interval(found, experiment, first=metric == experiment.metrics[0]))
@@ -150,7 +154,7 @@ def _as_printed(number: Published) -> str:
 
 
 def _mean_and_interval(values: Sequence[float], experiment: Experiment, *, first: bool) -> str:
-    """The number of the table has an interval; those in parentheses have none, as in the paper."""
+    """The main number has an interval; those in parentheses have none, as in the paper."""
     if not values:
         return ""
     mean = f"{statistics.fmean(values):.{experiment.decimals}f}"
@@ -159,14 +163,14 @@ def _mean_and_interval(values: Sequence[float], experiment: Experiment, *, first
 
 
 def _beside(numbers: Sequence[str]) -> str:
-    """The first, and the others in parentheses if there are any.
+    """The first number, with the others in parentheses if there are any.
 
     Example:
         >>> _beside(["42.4", "23.9", "46.3", "72.1"])
         '42.4 (23.9/46.3/72.1)'
     """
     first, *others = numbers
-    return f"{first} ({'/'.join(each or ABSENT for each in others)})" if any(others) else first
+    return f"{first} ({'/'.join(number or ABSENT for number in others)})" if any(others) else first
 
 
 def _headings(experiment: Experiment) -> list[str]:

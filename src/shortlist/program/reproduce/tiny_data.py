@@ -1,4 +1,4 @@
-"""The data of the scale ``smoke``: a few hundred embeddings in a long tail of classes, made on first use."""
+"""The data of the scale ``smoke``: a few hundred embeddings in long-tailed classes, made on first use."""
 
 from pathlib import Path
 
@@ -12,7 +12,7 @@ NUM_CLASSES = 60
 """More than the largest K of any experiment."""
 _FEATURES = 16
 _HELD_OUT_A_CLASS = 2
-# Training images of the classes: one with many, some with a medium number, the rest with few.
+# Training images of each class: one class has many, some have a medium number, the rest few.
 _TRAIN_SIZES = [110, *[24] * 5, *[4] * (NUM_CLASSES - 6)]
 
 
@@ -21,7 +21,7 @@ def path(runs_root: Path) -> Path:
 
 
 def ensure(runs_root: Path) -> None:
-    """Write the file if it is not there."""
+    """Write the file if it does not exist."""
     if path(runs_root).exists():
         return
     generator = torch.Generator().manual_seed(0)

@@ -1,7 +1,4 @@
-"""The paper's figures that come from training, drawn from the results of their experiments.
-
-Lines are direct: each is named where it ends, in its own colour.
-"""
+"""The paper's figures that come from training, drawn from the results of their experiments."""
 
 import statistics
 from collections.abc import Callable, Mapping, Sequence
@@ -16,32 +13,32 @@ from shortlist.program.reproduce.results import Result
 from shortlist.program.reproduce.tables import latest_setups
 
 _LINE_HEIGHT = 0.06
-"""Of a name beside its curve, as a share of the panel."""
+"""Of the name of a curve, as a share of the panel."""
 
 
 def draw(name: str, results: Sequence[Result], folder: Path) -> list[Path]:
-    """Draw an experiment that the paper draws; nothing without results, or for one that is a table.
+    """Draw an experiment that the paper shows as a figure; for a table, or without results, draw nothing.
 
     Args:
-        name: The experiment's.
-        results: Those of the longest runs are drawn.
-        folder: Where the files go, called by the experiment's name.
+        name: Of the experiment.
+        results: The longest runs are drawn.
+        folder: Where the files go; they have the experiment's name.
     """
     paint = PAINTERS.get(name)
     if paint is None or not results:
         return []
-    longest = max(each.epochs for each in results)
-    drawn = latest_setups([each for each in results if each.epochs == longest])
+    longest = max(result.epochs for result in results)
+    drawn = latest_setups([result for result in results if result.epochs == longest])
     return save(folder, name, lambda: paint(drawn))
 
 
 def _means(results: Sequence[Result], column: str) -> dict[str, float]:
-    """The mean over the seeds of each row."""
+    """The mean over the seeds, by row."""
     values: dict[str, list[float]] = {}
     for result in results:
         if result.column == column:
             values.setdefault(result.row, []).append(result.value)
-    return {row: statistics.fmean(each) for row, each in values.items()}
+    return {row: statistics.fmean(numbers) for row, numbers in values.items()}
 
 
 def _paint_sparsity(results: Sequence[Result]) -> Figure:
@@ -49,10 +46,10 @@ def _paint_sparsity(results: Sequence[Result]) -> Figure:
     axes = figure.add_axes((0.08, 0.14, 0.66, 0.68))
     noised = {float(row): mean for row, mean in _means(results, "noised").items()}
     positive = sorted(epsilon for epsilon in noised if epsilon > 0)
-    axes.plot(positive, [noised[each] for each in positive], "-o", color=SERIES[1], linewidth=3, markersize=8)
+    axes.plot(positive, [noised[epsilon] for epsilon in positive], "-o", color=SERIES[1], linewidth=3, markersize=8)
     places = {epsilon: epsilon for epsilon in positive}
     if 0 in noised and positive:
-        # A logarithmic axis has no place for zero: it stands left of the others, and apart from their line.
+        # A logarithmic axis has no zero: its point is left of the others, and not on their line.
         places[0.0] = positive[0] / 10
         axes.plot([places[0.0]], [noised[0.0]], "o", color=SERIES[1], markersize=8)
     for epsilon, place in places.items():
@@ -64,7 +61,7 @@ def _paint_sparsity(results: Sequence[Result]) -> Figure:
     ends = {"noised, B = 3": (noised[positive[-1]], SERIES[1])} if positive else {}
     for turn, (column, colour) in enumerate((("cross_entropy", QUIET), ("smooth", ACCENT))):
         for mean in _means(results, column).values():
-            # Where they are equal, the dashes of one fill the gaps of the other.
+            # If the two are equal, the dashes of one fill the gaps of the other.
             axes.axhline(mean, color=colour, linewidth=2, linestyle=(4 * turn, (4, 4)))
             ends[COLUMN_NAMES[column]] = (mean, colour)
     axes.set(xlabel="ε", ylim=(0, 106))
@@ -92,7 +89,7 @@ def _paint_times(results: Sequence[Result]) -> Figure:
             ends[COLUMN_NAMES[column]] = (times[ks[-1]], colours[column])
             slowest = max(slowest, *times.values())
     axes.set(xlabel="K", ylim=(0, 1.15 * slowest))
-    axes.set_xticks(sorted({int(each.row) for each in results}))
+    axes.set_xticks(sorted({int(result.row) for result in results}))
     _finish(axes, ends)
     headline(
         figure,
@@ -103,7 +100,7 @@ def _paint_times(results: Sequence[Result]) -> Figure:
 
 
 def _finish(axes: Axes, ends: Mapping[str, tuple[float, str]]) -> None:
-    """A quiet grid, and the name of each curve beside its end, none on top of another."""
+    """Add a light grid, and the name of each curve beside its end, without overlaps."""
     axes.grid(axis="y")
     axes.set_axisbelow(True)
     axes.tick_params(length=0)

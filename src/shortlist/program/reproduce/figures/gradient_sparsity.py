@@ -1,8 +1,7 @@
-"""How many classes the gradient of the noised loss reaches, on given scores.
+"""How many coordinates of the noised loss's gradient are not zero, on given scores.
 
-The paper counts during the first epoch of a network; the scores here are normal, with spreads between those of a
-network that starts and of one that is sure. Only the ratio of the noise to the spread matters, as long as the loss is
-active.
+The paper counts during the first epoch of training. Here the scores are normal, with spreads from those of an untrained
+network to those of a confident one. As long as the loss is active, only the ratio of noise to spread matters.
 
 Shape suffixes: N rows, L classes, E values of epsilon.
 """
@@ -30,7 +29,7 @@ _SEED = 2022
 class _Effort:
     rows: int
     values: int
-    """Of epsilon, from 1e-4 to 100."""
+    """How many values of epsilon, from 1e-4 to 100."""
 
 
 _EFFORTS: dict[Scale, _Effort] = {
@@ -75,10 +74,10 @@ def nonzero_coordinates(
     n_samples: int,
     generator: torch.Generator | None = None,
 ) -> Tensor:
-    """Mean over the rows of how many coordinates the gradient of the noised loss has that are not zero.
+    """Number of non-zero coordinates of the noised loss's gradient, mean over the rows.
 
     Example:
-        Without noise these are the rival and the label:
+        Without noise, two: the rival and the label.
 
         >>> nonzero_coordinates(torch.tensor([[0.3, 0.2, 0.1]]), torch.tensor([0]), 1, epsilon=0.0, n_samples=3)
         tensor(2.)
@@ -88,7 +87,7 @@ def nonzero_coordinates(
         scores_NL, target_N, k, epsilon=epsilon, n_samples=n_samples, generator=generator, reduction="sum"
     )
     (gradient_NL,) = torch.autograd.grad(loss, scores_NL)
-    # Multiples of 1/B, but for rounding where all draws find the label and cancel its -1.
+    # Entries are multiples of 1/B, up to rounding where all draws find the label and cancel its -1.
     return (gradient_NL.abs() > 0.5 / n_samples).sum(1).float().mean()
 
 
