@@ -30,8 +30,8 @@ if TYPE_CHECKING:
         TopKHinge,
     )
     from shortlist.metrics import TopKMetrics
+    from shortlist.ops.class_counts import class_margins
     from shortlist.ops.exact import exact_topk
-    from shortlist.ops.margins import class_margins
     from shortlist.ops.smoothing import smooth_topk, smooth_topk_sum, topk_sum, topk_value
 
 __version__ = "0.1.0"
@@ -78,7 +78,7 @@ if not TYPE_CHECKING:
         "TopKError": "losses",
         "TopKHinge": "losses",
         "TopKMetrics": "metrics",
-        "class_margins": "ops.margins",
+        "class_margins": "ops.class_counts",
         "exact_topk": "ops.exact",
         "smooth_topk": "ops.smoothing",
         "smooth_topk_sum": "ops.smoothing",

@@ -30,8 +30,8 @@ from shortlist.ops.checks import (
     check_positive,
     checked_class_counts,
 )
+from shortlist.ops.class_counts import margins_for
 from shortlist.ops.dtypes import working_dtype, zero_if_tiny
-from shortlist.ops.margins import margins_for
 from shortlist.ops.noised_hinge import noised_hinge
 from shortlist.ops.smoothing import topk_value
 from shortlist.ops.subset_sums import log_subset_ratio, log_subset_ratio_without_each

@@ -23,8 +23,8 @@ from shortlist.ops.checks import (
     check_weight,
     checked_class_counts,
 )
+from shortlist.ops.class_counts import class_margins, margins_for
 from shortlist.ops.dtypes import working_dtype
-from shortlist.ops.margins import class_margins, margins_for
 from shortlist.ops.noised_hinge import noised_hinge
 
 __all__ = [

@@ -6,10 +6,10 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor
 
-from shortlist.class_sizes import size_groups
 from shortlist.errors import ShortlistError
 from shortlist.ops.batch import check_labels_in_range, with_classes_last
 from shortlist.ops.checks import ClassCounts, check_at_least_one, check_integer, check_k, checked_class_counts
+from shortlist.ops.class_counts import size_groups
 
 try:
     from torchmetrics import Metric

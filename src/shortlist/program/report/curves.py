@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from shortlist.class_sizes import FEW_BELOW, MANY_ABOVE
+from shortlist.ops.class_counts import FEW_BELOW, MANY_ABOVE
 from shortlist.program.report.charts import (
     Axis,
     Bar,

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-from shortlist.class_sizes import FEW_BELOW, MANY_ABOVE
+from shortlist.ops.class_counts import FEW_BELOW, MANY_ABOVE
 from shortlist.program.report.charts import key
 from shortlist.program.report.gather import Comparison, Run, Setup
 from shortlist.program.report.markup import Html, element, plain_table, scrolling

@@ -3,8 +3,8 @@
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from shortlist.class_sizes import FEW_BELOW, MANY_ABOVE
 from shortlist.errors import ShortlistError
+from shortlist.ops.class_counts import FEW_BELOW, MANY_ABOVE
 from shortlist.program.config import RunConfig
 from shortlist.program.documents import MarkedPage
 from shortlist.program.report.names import loss_settings, shown

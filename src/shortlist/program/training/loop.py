@@ -25,8 +25,8 @@ from torch import distributed as dist
 from torch.optim import SGD, AdamW, Optimizer
 from torch.utils.tensorboard import SummaryWriter
 
-from shortlist.class_sizes import size_groups
 from shortlist.errors import ShortlistError
+from shortlist.ops.class_counts import size_groups
 from shortlist.program.config import OptimConfig, RunConfig
 from shortlist.program.data.base import Problem, evaluation_plan, fewest_images, training_plan
 from shortlist.program.data.in_memory import TensorSplit

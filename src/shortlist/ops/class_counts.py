@@ -1,9 +1,12 @@
-"""Margins that grow as a class gets rarer."""
+"""What the number of training images of a class decides: its margin, and its group in the tables."""
 
 import torch
 from torch import Tensor
 
 from shortlist.ops.checks import ClassCounts, check_not_negative, checked_class_counts
+
+# The groups of the paper's tables: few < 20 <= medium <= 100 < many.
+FEW_BELOW, MANY_ABOVE = 20, 100
 
 
 def class_margins(class_counts: ClassCounts, max_margin: float) -> Tensor:
@@ -35,3 +38,14 @@ def margins_for(scores: Tensor, class_counts: Tensor, max_margin: float) -> Tens
     """``class_margins`` on the device of the scores; float64 where the scores are, whatever the counts are."""
     dtype = scores.dtype if scores.dtype == torch.float64 else class_counts.dtype
     return class_margins(class_counts.to(scores.device, dtype), max_margin)
+
+
+def size_groups(class_counts: Tensor) -> dict[str, Tensor]:
+    """Masks of the classes with few, a medium number of, and many training images.
+
+    Example:
+        >>> size_groups(torch.tensor([5, 20, 500]))["medium"]
+        tensor([False,  True, False])
+    """
+    few, many = class_counts < FEW_BELOW, class_counts > MANY_ABOVE
+    return {"few": few, "medium": ~few & ~many, "many": many}
