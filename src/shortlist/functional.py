@@ -1,17 +1,20 @@
-"""Every loss as a pure function, called as ``F.cross_entropy`` is called.
+"""Every loss as a pure function, called like ``F.cross_entropy``.
 
-All take ``(N, L)`` scores with ``(N,)`` labels, ``(L,)`` with a scalar, or ``(N, L, d1, ...)`` with ``(N, d1, ...)``;
-labels may also be class probabilities shaped like the scores, and the loss is then its expectation over the classes.
-The shared keywords mean what they mean for ``F.cross_entropy``:
+Each function checks its arguments, computes the loss of every row (in a kernel where one supports the batch, in plain
+torch elsewhere), and reduces over the rows. All of them take
 
-    weight: ``(L,)`` factor of each class; a mean divides by the weights of the labels.
-    ignore_index: Rows with this label count for nothing.
+    scores: ``(N, L)`` scores of L classes; also ``(L,)``, or ``(N, L, d1, ...)``.
+    target: ``(N,)`` int64 labels; ``()`` or ``(N, d1, ...)`` for the other shapes. Class probabilities shaped like the
+        scores work too: the loss is then its expectation over the classes.
+    weight: ``(L,)`` weights of the classes; a mean divides by the sum of the labels' weights.
+    ignore_index: Rows with this label do not count.
     reduction: ``"mean"``, ``"sum"`` or ``"none"``.
 
-A row with a NaN or infinite score has a NaN loss. To rule out a class, give it a large negative score such
-as -1e4, not -inf. The arithmetic of half types runs in float32.
+The loss of a row with a NaN or infinite score is NaN. To exclude a class, give it a large negative score such as -1e4,
+not -inf. Half-precision scores are computed in float32.
 
-Shape suffixes: R rows, L classes, C candidate classes (the label's, or all of them for probabilities).
+Shape suffixes: R rows, L classes, C candidate classes (the label alone, or all classes if the target holds
+probabilities).
 """
 
 import math
@@ -27,6 +30,7 @@ from shortlist.ops.checks import (
     check_floating,
     check_k,
     check_not_negative,
+    check_per_class,
     check_positive,
     checked_class_counts,
 )
@@ -59,13 +63,15 @@ def topk_error(
     ignore_index: int = -100,
     reduction: Reduction = "mean",
 ) -> Tensor:
-    """The 0/1 loss: 1 where the ``k``-th largest score is strictly above the label's.
+    """Top-K error: 1 if the ``k``-th largest score is strictly above the label's, else 0.
 
-    A tie with the k-th largest counts as correct. Piecewise constant, so it carries no gradient.
+    A tie with the k-th largest score counts as correct. The loss is piecewise constant, so it has no gradient.
 
     Args:
-        scores, target, weight, ignore_index, reduction: As in ``F.cross_entropy``.
+        scores: ``(N, L)`` scores; ``(L,)`` and ``(N, L, d1, ...)`` work too.
+        target: ``(N,)`` labels, or probabilities shaped like the scores.
         k: Number of suggestions, from 1 to L.
+        weight, ignore_index, reduction: As in ``F.cross_entropy``.
 
     Example:
         >>> topk_error(torch.tensor([[3.0, 2.0, 1.0]]), torch.tensor([2]), k=2)
@@ -86,23 +92,25 @@ def topk_hinge(
     ignore_index: int = -100,
     reduction: Reduction = "mean",
 ) -> Tensor:
-    """``(1 + K-th largest of the other scores - s_y)_+``.
+    """Top-K hinge: ``(1 + K-th largest of the other scores - s_y)_+``.
 
     Args:
-        scores, target, weight, ignore_index, reduction: As in ``F.cross_entropy``.
+        scores: ``(N, L)`` scores; ``(L,)`` and ``(N, L, d1, ...)`` work too.
+        target: ``(N,)`` labels, or probabilities shaped like the scores.
         k: Number of suggestions, from 1 to L - 1.
+        weight, ignore_index, reduction: As in ``F.cross_entropy``.
 
     Example:
         >>> topk_hinge(torch.tensor([[3.0, 2.5, 1.0]]), torch.tensor([0]), k=1)
         tensor(0.5000)
 
     Reference:
-        Lapin, Hein and Schiele, Top-k Multiclass SVM, NeurIPS 2015. Not top-K calibrated.
+        Lapin, Hein and Schiele, Top-k Multiclass SVM, NeurIPS 2015. The loss is not top-K calibrated.
     """
     batch = ScoredBatch(scores, target, weight=weight, ignore_index=ignore_index, reduction=reduction)
     check_k(k, batch.num_classes - 1, batch.num_classes)
-    _, kth_lead_RC = _leads_of_others(batch, k)
-    return batch.reduce((1 + kth_lead_RC).relu())
+    _, kth_gap_RC = _gaps_to_others(batch, k)
+    return batch.reduce((1 + kth_gap_RC).relu())
 
 
 def convex_topk_hinge(
@@ -114,11 +122,13 @@ def convex_topk_hinge(
     ignore_index: int = -100,
     reduction: Reduction = "mean",
 ) -> Tensor:
-    """``(mean of the K largest of (1 - delta_y + s) - s_y)_+``, a convex bound on ``topk_hinge``.
+    """Convex top-K hinge: ``(mean of the K largest of (1 - delta_y + s) - s_y)_+``, an upper bound on ``topk_hinge``.
 
     Args:
-        scores, target, weight, ignore_index, reduction: As in ``F.cross_entropy``.
+        scores: ``(N, L)`` scores; ``(L,)`` and ``(N, L, d1, ...)`` work too.
+        target: ``(N,)`` labels, or probabilities shaped like the scores.
         k: Number of suggestions, from 1 to L - 1.
+        weight, ignore_index, reduction: As in ``F.cross_entropy``.
 
     Example:
         >>> convex_topk_hinge(torch.tensor([[3.0, 2.5, 1.0]]), torch.tensor([0]), k=2)
@@ -129,9 +139,9 @@ def convex_topk_hinge(
     """
     batch = ScoredBatch(scores, target, weight=weight, ignore_index=ignore_index, reduction=reduction)
     check_k(k, batch.num_classes - 1, batch.num_classes)
-    above_kth_RC, kth_lead_RC = _leads_of_others(batch, k)
-    # The K - 1 largest of the others are in for certain; the last place goes to the next of them or to y itself.
-    return batch.reduce(((k - 1 + above_kth_RC + (1 + kth_lead_RC).relu()) / k).relu())
+    before_kth_RC, kth_gap_RC = _gaps_to_others(batch, k)
+    # The K largest always include the K - 1 largest other scores. The last one is the next of those, or y itself.
+    return batch.reduce(((k - 1 + before_kth_RC + (1 + kth_gap_RC).relu()) / k).relu())
 
 
 def calibrated_topk_hinge(
@@ -143,13 +153,15 @@ def calibrated_topk_hinge(
     ignore_index: int = -100,
     reduction: Reduction = "mean",
 ) -> Tensor:
-    """``(1 + (K+1)-th largest score - s_y)_+``: what ``noised_topk_hinge`` smooths.
+    """Calibrated top-K hinge: ``(1 + (K+1)-th largest score - s_y)_+``; ``noised_topk_hinge`` smooths it.
 
-    Its gradient vanishes where the label itself is the (K+1)-th: the loss is 1 there, and says nothing.
+    If the label itself has the (K+1)-th largest score, the loss is 1 and its gradient is zero.
 
     Args:
-        scores, target, weight, ignore_index, reduction: As in ``F.cross_entropy``.
+        scores: ``(N, L)`` scores; ``(L,)`` and ``(N, L, d1, ...)`` work too.
+        target: ``(N,)`` labels, or probabilities shaped like the scores.
         k: Number of suggestions, from 1 to L - 1.
+        weight, ignore_index, reduction: As in ``F.cross_entropy``.
 
     Example:
         >>> calibrated_topk_hinge(torch.tensor([[3.0, 2.5, 1.0]]), torch.tensor([2]), k=1)
@@ -173,16 +185,19 @@ def smooth_topk_hinge(
     ignore_index: int = -100,
     reduction: Reduction = "mean",
 ) -> Tensor:
-    """Top-K hinge smoothed by a log-sum over all subsets of K classes.
+    """Top-K hinge, smoothed by a log-sum-exp over all subsets of K classes.
 
     ``tau log sum_A exp(1[y not in A] / tau + sum_A s_j / (K tau)) - tau log sum_(A with y) exp(sum_A s_j / (K tau))``,
-    A running over the subsets of size K. O(L K), stable at any scale of the scores; its gradient is of order 1/K.
+    where A runs over the subsets of size K. Takes O(L K) operations and is stable for scores of any size. The gradient
+    is of order 1/K.
 
     Args:
-        scores, target, weight, ignore_index, reduction: As in ``F.cross_entropy``.
+        scores: ``(N, L)`` scores; ``(L,)`` and ``(N, L, d1, ...)`` work too.
+        target: ``(N,)`` labels, or probabilities shaped like the scores.
         k: Number of suggestions, from 1 to L - 1.
-        tau: Temperature; 0 gives the limit ``(1 + (K-th largest of the others - s_y) / K)_+``, and so does what is
-            tiny: below 5e-32 (9e-302 in float64).
+        tau: Temperature. Zero gives the limit ``(1 + (K-th largest of the other scores - s_y) / K)_+``; values below
+            5e-32 (9e-302 in float64) count as zero.
+        weight, ignore_index, reduction: As in ``F.cross_entropy``.
 
     Example:
         >>> smooth_topk_hinge(torch.tensor([[3.0, 2.5, 1.0]]), torch.tensor([0]), k=1, tau=1.0)
@@ -200,20 +215,14 @@ def smooth_topk_hinge(
     )
     check_k(k, batch.num_classes - 1, batch.num_classes)
     if tau == 0:
-        _, kth_lead_RC = _leads_of_others(batch, k)
-        return batch.reduce((1 + kth_lead_RC / k).relu())
+        _, kth_gap_RC = _gaps_to_others(batch, k)
+        return batch.reduce((1 + kth_gap_RC / k).relu())
     if fused and batch.index_R is not None:
         from shortlist.kernels.smooth_hinge import log_odds_against
 
         log_odds_RC = log_odds_against(scores, batch.index_R, k, tau).unsqueeze(-1)
         return batch.reduce(tau * _softplus(batch.kept(log_odds_RC)))
-    others_RL, level_R1 = batch.without_candidate(), batch.level(k)
-    if others_RL is None:
-        log_ratio_RC = log_subset_ratio_without_each((batch.scores_RL - level_R1) / (k * tau), k)
-    else:
-        log_ratio_RC = log_subset_ratio((others_RL - level_R1) / (k * tau), k)
-    own_RC = (batch.scores_RC - level_R1) / (k * tau)
-    return batch.reduce(tau * _softplus(1 / tau + log_ratio_RC - own_RC))
+    return batch.reduce(tau * _softplus(_log_odds_of_subsets(batch, k, tau)))
 
 
 def focal(
@@ -225,11 +234,13 @@ def focal(
     ignore_index: int = -100,
     reduction: Reduction = "mean",
 ) -> Tensor:
-    """``(1 - p_y)^gamma`` times the cross-entropy, p the softmax of the scores.
+    """Focal loss: ``-(1 - p_y)^gamma log p_y``, where p is the softmax of the scores.
 
     Args:
-        scores, target, weight, ignore_index, reduction: As in ``F.cross_entropy``.
-        gamma: How strongly well classified examples are discounted; 0 gives the cross-entropy.
+        scores: ``(N, L)`` scores; ``(L,)`` and ``(N, L, d1, ...)`` work too.
+        target: ``(N,)`` labels, or probabilities shaped like the scores.
+        gamma: How much well-classified examples are down-weighted; 0 gives the cross-entropy.
+        weight, ignore_index, reduction: As in ``F.cross_entropy``.
 
     Example:
         >>> focal(torch.tensor([[1.0, 1.0]]), torch.tensor([0]), gamma=1.0)
@@ -241,7 +252,7 @@ def focal(
     batch = ScoredBatch(scores, target, weight=weight, ignore_index=ignore_index, reduction=reduction)
     check_not_negative("gamma", gamma, batch.scores_RL.dtype)
     against_RC = _log_odds_against(batch, batch.scores_RL)
-    # With odds exp(against) against the label, p_y = sigmoid(-against).
+    # p_y = sigmoid(-against).
     return batch.reduce(torch.exp(gamma * F.logsigmoid(against_RC)) * _softplus(against_RC))
 
 
@@ -256,15 +267,17 @@ def ldam(
     ignore_index: int = -100,
     reduction: Reduction = "mean",
 ) -> Tensor:
-    """Cross-entropy of ``scale (s - m_y delta_y)``, the margin ``m_y`` larger for rarer classes.
+    """LDAM loss: cross-entropy of ``scale (s - m_y delta_y)``, with a margin ``m_y`` that is larger for rarer classes.
 
-    Made for cosine scores: see ``CosineLinear``.
+    Designed for cosine scores: see ``CosineLinear``. The margins are those of ``class_margins``.
 
     Args:
-        scores, target, weight, ignore_index, reduction: As in ``F.cross_entropy``.
-        class_counts: ``(L,)`` training images of each class.
+        scores: ``(N, L)`` scores; ``(L,)`` and ``(N, L, d1, ...)`` work too.
+        target: ``(N,)`` labels, or probabilities shaped like the scores.
+        class_counts: ``(L,)`` number of training images of each class.
         max_margin: Margin of the rarest class.
         scale: Factor of the scores.
+        weight, ignore_index, reduction: As in ``F.cross_entropy``.
 
     Example:
         >>> ldam(torch.tensor([[0.5, 0.5]]), torch.tensor([0]), [1, 16], max_margin=0.1, scale=10.0)
@@ -277,7 +290,7 @@ def ldam(
     check_positive("scale", scale, batch.scores_RL.dtype)
     check_not_negative("max_margin", max_margin, batch.scores_RL.dtype)
     margin_RC = _margins(batch, class_counts, max_margin)
-    # Measured from the best score: the product of a large score and the scale would lose digits.
+    # Relative to the largest score: the scale times a large score would lose digits.
     scaled_RL = scale * (batch.scores_RL - batch.level(1))
     return batch.reduce(_softplus(_log_odds_against(batch, scaled_RL) + scale * margin_RC))
 
@@ -292,15 +305,17 @@ def logit_adjusted(
     ignore_index: int = -100,
     reduction: Reduction = "mean",
 ) -> Tensor:
-    """Cross-entropy of ``s + tau log prior``, the prior of a class its share of the training images.
+    """Logit-adjusted loss: cross-entropy of ``s + tau log prior``, the prior being a class's share of the images.
 
-    The scores then need not learn how frequent a class is, and without the prior they serve the mean over classes.
-    With ``tau = 1`` this is the balanced softmax: log counts and log shares differ by a constant that no softmax sees.
+    The prior is left out at test time, so the scores do not favour frequent classes, and accuracy averaged over classes
+    improves. ``tau = 1`` is the balanced softmax.
 
     Args:
-        scores, target, weight, ignore_index, reduction: As in ``F.cross_entropy``.
-        class_counts: ``(L,)`` training images of each class.
-        tau: Strength of the adjustment: 1 is the balanced softmax, 0 the cross-entropy.
+        scores: ``(N, L)`` scores; ``(L,)`` and ``(N, L, d1, ...)`` work too.
+        target: ``(N,)`` labels, or probabilities shaped like the scores.
+        class_counts: ``(L,)`` number of training images of each class.
+        tau: Strength of the adjustment; 0 gives the cross-entropy.
+        weight, ignore_index, reduction: As in ``F.cross_entropy``.
 
     Example:
         >>> logit_adjusted(torch.zeros(1, 2), torch.tensor([0]), [1, 3])  # -log(1/4)
@@ -312,8 +327,9 @@ def logit_adjusted(
     """
     batch = ScoredBatch(scores, target, weight=weight, ignore_index=ignore_index, reduction=reduction)
     check_not_negative("tau", tau, batch.scores_RL.dtype)
+    # The softmax is the same for counts and shares: their logarithms differ by a constant.
     log_counts_L = checked_class_counts(class_counts, batch.num_classes).to(batch.scores_RL).log()
-    # Counts that could not be read were not checked: a bad one, even of a class that is not at hand, gives NaN.
+    # The values may not have been checked (see ``can_read``). The sum makes every loss NaN if any count is invalid.
     adjustment_L = tau * log_counts_L + (0 * log_counts_L).sum()
     adjusted_RL = batch.scores_RL - batch.level(1) + adjustment_L
     return batch.reduce(_softplus(_log_odds_against(batch, adjusted_RL)))
@@ -332,20 +348,21 @@ def noised_topk_hinge(
     ignore_index: int = -100,
     reduction: Reduction = "mean",
 ) -> Tensor:
-    """Calibrated top-K hinge with its (K+1)-th largest score smoothed by Gaussian noise.
+    """Noised top-K hinge: the calibrated hinge with its (K+1)-th largest score averaged over Gaussian noise.
 
-    ``(1 + mean over B draws of the (K+1)-th largest of s + epsilon Z - s_y)_+``. The gradient has at most B + 1
-    non-zeros a row: where the loss is active, 1/B at the position found in each draw, and -1 at the label.
+    ``(1 + mean over B draws of the (K+1)-th largest of (s + epsilon Z) - s_y)_+``. Where the loss is positive, its
+    gradient is -1 at the label plus 1/B at the class found in each draw: at most B + 1 non-zeros in a row.
 
     Args:
-        scores, target, weight, ignore_index, reduction: As in ``F.cross_entropy``.
+        scores: ``(N, L)`` scores; ``(L,)`` and ``(N, L, d1, ...)`` work too.
+        target: ``(N,)`` labels, or probabilities shaped like the scores.
         k: Number of suggestions, from 1 to L - 1.
-        epsilon: Scale of the noise, on the scale of the scores; 0 gives ``calibrated_topk_hinge``.
-        n_samples: Number B of draws, up to 2^24; ``math.inf`` takes the expectation itself, without noise (see
-            ``exact_topk``).
-        noise: The draws themselves, shaped like ``scores`` with one more dimension at the end, of size B.
-        generator: Source of fresh draws; by default the device's, from which ranks with the same seed still draw
-            different noise.
+        epsilon: Standard deviation of the noise, in units of the scores; 0 gives ``calibrated_topk_hinge``.
+        n_samples: Number B of draws, up to 2^24; ``math.inf`` computes the expectation without noise (``exact_topk``).
+        noise: ``(N, L, B)`` draws to use instead of fresh ones: the shape of ``scores``, then B.
+        generator: Source of the draws; by default that of the device. Ranks that share its seed still draw different
+            noise.
+        weight, ignore_index, reduction: As in ``F.cross_entropy``.
 
     Example:
         >>> scores, target = torch.tensor([[3.0, 2.5, 1.0]]), torch.tensor([2])
@@ -388,18 +405,20 @@ def imbalanced_noised_topk_hinge(
     ignore_index: int = -100,
     reduction: Reduction = "mean",
 ) -> Tensor:
-    """``noised_topk_hinge`` with a margin ``m_y`` that is larger for rarer classes, times ``scale``.
+    """Noised top-K hinge with a margin ``m_y`` that is larger for rarer classes.
 
-    ``scale (m_y + mean over B draws of the (K+1)-th largest of s + epsilon Z - s_y)_+``. Made for cosine scores (see
-    ``CosineLinear``): the noise and the margins live on the cosines, the scale multiplies the loss alone.
+    ``scale (m_y + mean over B draws of the (K+1)-th largest of (s + epsilon Z) - s_y)_+``. Designed for cosine scores
+    (see ``CosineLinear``): noise and margins are in units of the cosines, and the scale multiplies the loss alone.
 
     Args:
-        scores, target, weight, ignore_index, reduction: As in ``F.cross_entropy``.
-        class_counts: ``(L,)`` training images of each class.
+        scores: ``(N, L)`` scores; ``(L,)`` and ``(N, L, d1, ...)`` work too.
+        target: ``(N,)`` labels, or probabilities shaped like the scores.
+        class_counts: ``(L,)`` number of training images of each class.
         k: Number of suggestions, from 1 to L - 1.
         epsilon, n_samples, noise, generator: As in ``noised_topk_hinge``.
         max_margin: Margin of the rarest class.
         scale: Factor of the loss.
+        weight, ignore_index, reduction: As in ``F.cross_entropy``.
 
     Example:
         >>> cosines, target = torch.tensor([[0.9, 0.7, 0.5]]), torch.tensor([0])
@@ -411,13 +430,12 @@ def imbalanced_noised_topk_hinge(
         ICML 2022.
     """
     counts_L = checked_class_counts(class_counts, checked_num_classes(scores))
-    check_not_negative("max_margin", max_margin, working_dtype(scores.dtype))
-    margins_L = margins_for(scores, counts_L, max_margin)
-    return noised_hinge(
+    return hinge_with_margins(
         scores,
         target,
         k,
-        margins_L=margins_L,
+        relative_margins_L=margins_for(scores, counts_L, 1.0),
+        max_margin=max_margin,
         scale=scale,
         epsilon=epsilon,
         n_samples=n_samples,
@@ -429,28 +447,77 @@ def imbalanced_noised_topk_hinge(
     )
 
 
-def _leads_of_others(batch: ScoredBatch, k: int) -> tuple[Tensor, Tensor]:
-    """Of the others' scores, less the candidate's own: ``(R, C)`` sum of the K - 1 largest, and the K-th largest."""
+def hinge_with_margins(
+    scores: Tensor,
+    target: Tensor,
+    k: int,
+    *,
+    relative_margins_L: Tensor,
+    max_margin: float,
+    scale: float,
+    epsilon: float,
+    n_samples: float,
+    noise: Tensor | None,
+    generator: torch.Generator | None,
+    weight: Tensor | None,
+    ignore_index: int,
+    reduction: Reduction,
+) -> Tensor:
+    """``imbalanced_noised_topk_hinge`` from margins that were computed before, as fractions of ``max_margin``.
+
+    The Module keeps them: computing them from the class counts would take nine kernel launches at every step.
+    """
+    check_per_class("class_counts", relative_margins_L, checked_num_classes(scores))
+    check_not_negative("max_margin", max_margin, working_dtype(scores.dtype))
+    return noised_hinge(
+        scores,
+        target,
+        k,
+        margins_L=max_margin * relative_margins_L,
+        scale=scale,
+        epsilon=epsilon,
+        n_samples=n_samples,
+        noise=noise,
+        generator=generator,
+        weight=weight,
+        ignore_index=ignore_index,
+        reduction=reduction,
+    )
+
+
+def _gaps_to_others(batch: ScoredBatch, k: int) -> tuple[Tensor, Tensor]:
+    """``(R, C)`` sum of the K - 1 largest other scores, and the K-th largest, each minus the candidate's own score."""
     positions_RK = batch.scores_RL.detach().topk(k + 1).indices
     top_RK = batch.scores_RL.gather(-1, positions_RK)
     level_R1 = top_RK[..., k - 1 : k].detach()  # as ``ScoredBatch.level``
     top_RK, own_RC = top_RK - level_R1, batch.scores_RC - level_R1
     kth_R1, next_R1 = top_RK[..., k - 1 : k], top_RK[..., k : k + 1]
-    nowhere_RL = torch.zeros_like(batch.scores_RL, dtype=torch.bool)
-    inside_RC = batch.pick(nowhere_RL.scatter(-1, positions_RK[..., :k], True))
-    above_kth_RC = top_RK[..., :k].sum(-1, keepdim=True) - torch.where(inside_RC, own_RC, kth_R1)
-    return above_kth_RC - (k - 1) * own_RC, torch.where(inside_RC, next_R1, kth_R1) - own_RC
+    no_class_RL = torch.zeros_like(batch.scores_RL, dtype=torch.bool)
+    is_in_top_k_RC = batch.pick(no_class_RL.scatter(-1, positions_RK[..., :k], True))
+    sum_before_kth_RC = top_RK[..., :k].sum(-1, keepdim=True) - torch.where(is_in_top_k_RC, own_RC, kth_R1)
+    return sum_before_kth_RC - (k - 1) * own_RC, torch.where(is_in_top_k_RC, next_R1, kth_R1) - own_RC
+
+
+def _log_odds_of_subsets(batch: ScoredBatch, k: int, tau: float) -> Tensor:
+    """``(R, C)`` log-odds of the subsets without the candidate against those with it, margin included."""
+    others_RL, level_R1 = batch.without_candidate(), batch.level(k)
+    if others_RL is None:
+        log_ratio_RC = log_subset_ratio_without_each((batch.scores_RL - level_R1) / (k * tau), k)
+    else:
+        log_ratio_RC = log_subset_ratio((others_RL - level_R1) / (k * tau), k)
+    own_RC = (batch.scores_RC - level_R1) / (k * tau)
+    return 1 / tau + log_ratio_RC - own_RC
 
 
 def _log_odds_against(batch: ScoredBatch, scores_RL: Tensor) -> Tensor:
-    """``(R, C)`` log-odds against the candidate under a softmax: log-sum-exp of the other scores minus its own."""
+    """``(R, C)`` log-odds against the candidate under a softmax: log-sum-exp of the other scores, minus its own."""
     best_R1 = scores_RL.detach().argmax(-1, keepdim=True)
-    # Measured from the best score: at 1e30 a sum of exponentials would lose all but that score.
+    # Relative to the largest score: at 1e30, a sum of exponentials would keep nothing but that score.
     scores_RL = scores_RL - scores_RL.detach().gather(-1, best_R1)
     is_best_RL = torch.zeros_like(scores_RL, dtype=torch.bool).scatter(-1, best_R1, True)
     all_R1 = scores_RL.logsumexp(-1, keepdim=True)
     all_but_best_R1 = scores_RL.masked_fill(is_best_RL, -math.inf).logsumexp(-1, keepdim=True)
-    # Subtracting a class's share from the whole is exact enough up to a share of 1/2, which only the best can pass.
+    # Subtracting a class's share from the total is accurate for shares up to 1/2; only the best class can exceed that.
     share_RC = batch.pick((scores_RL - all_R1).masked_fill(is_best_RL, -math.inf)).exp()
     others_RC = torch.where(batch.pick(is_best_RL), all_but_best_R1, all_R1 + torch.log1p(-share_RC))
     return others_RC - batch.pick(scores_RL)
@@ -463,5 +530,5 @@ def _margins(batch: ScoredBatch, class_counts: ClassCounts, max_margin: float) -
 
 
 def _softplus(x: Tensor) -> Tensor:
-    """``log(1 + exp(x))``; F.softplus cuts it off at 20, which float64 can see."""
+    """``log(1 + exp(x))``. F.softplus returns x itself above 20, which is too coarse for float64."""
     return -F.logsigmoid(-x)

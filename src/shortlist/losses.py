@@ -1,6 +1,7 @@
-"""Module twins of ``shortlist.functional``: they hold the settings, the functions do the work.
+"""Every loss as a Module: it keeps the settings, and its function in ``shortlist.functional`` does the work.
 
-All are called as ``loss(scores, target)``, with the shapes that ``nn.CrossEntropyLoss`` takes.
+All are called as ``loss(scores, target)``, with the shapes that ``nn.CrossEntropyLoss`` takes: ``(N, L)`` scores and
+``(N,)`` labels or ``(N, L)`` probabilities, with or without further dimensions.
 """
 
 from typing import Any, Self
@@ -9,23 +10,21 @@ import torch
 from torch import Tensor, nn
 
 from shortlist import functional
-from shortlist.ops.batch import Reduction, check_reduction, checked_num_classes
+from shortlist.ops.batch import Reduction, check_reduction
 from shortlist.ops.checks import (
     ClassCounts,
     can_read,
     check_at_least_one,
+    check_floating,
     check_integer,
     check_k,
     check_n_samples,
     check_not_negative,
-    check_per_class,
     check_positive,
     check_weight,
     checked_class_counts,
 )
-from shortlist.ops.class_counts import class_margins, margins_for
-from shortlist.ops.dtypes import working_dtype
-from shortlist.ops.noised_hinge import noised_hinge
+from shortlist.ops.class_counts import class_margins
 
 __all__ = [
     "CalibratedTopKHinge",
@@ -42,7 +41,7 @@ __all__ = [
 
 
 class _Loss(nn.Module):
-    """Settings that every loss takes, as ``nn.CrossEntropyLoss`` does."""
+    """The settings that every loss shares with ``nn.CrossEntropyLoss``."""
 
     weight: Tensor | None
     _shown: tuple[str, ...] = ()
@@ -66,15 +65,15 @@ class _Loss(nn.Module):
 
 
 class _ClassCountLoss(_Loss):
-    """The training images of each class, a buffer."""
+    """A loss with the number of training images of each class as a buffer."""
 
     class_counts: Tensor
 
-    def _hold_class_counts(self, class_counts: ClassCounts) -> int:
-        """Register them as a buffer; returns the number of classes."""
+    def _register_class_counts(self, class_counts: ClassCounts) -> int:
+        """Returns the number of classes."""
         counts = checked_class_counts(class_counts)
         if counts.is_floating_point() and can_read(counts) and torch.equal(counts, counts.round()):
-            counts = counts.long()  # which ``half()`` leaves alone
+            counts = counts.long()  # so that ``half()`` does not round them
         if self.weight is not None:
             check_weight(self.weight, len(counts))
         self.register_buffer("class_counts", counts)
@@ -83,7 +82,7 @@ class _ClassCountLoss(_Loss):
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *arguments: Any) -> None:
         saved = state_dict.get(f"{prefix}class_counts")
         if saved is not None and saved.is_floating_point():
-            # Copied into whole numbers they would lose what is behind the point.
+            # Loading copies into the buffer: an integer buffer would round the counts.
             self.class_counts = self.class_counts.to(saved.dtype)
         super()._load_from_state_dict(state_dict, prefix, *arguments)
 
@@ -105,10 +104,12 @@ class _TopKLoss(_Loss):
 
 
 class TopKError(_TopKLoss):
-    """1 if the K-th largest score is strictly above the label's, else 0: ``shortlist.functional.topk_error``.
+    """Top-K error: 1 if the K-th largest score is strictly above the label's, else 0.
+
+    Module of ``shortlist.functional.topk_error``.
 
     Args:
-        k: Number of suggestions.
+        k: Number of suggestions, from 1 to L.
         weight, ignore_index, reduction: As in ``nn.CrossEntropyLoss``.
 
     Example:
@@ -121,10 +122,12 @@ class TopKError(_TopKLoss):
 
 
 class TopKHinge(_TopKLoss):
-    """``(1 + K-th largest of the others - s_y)_+``: ``shortlist.functional.topk_hinge``.
+    """Top-K hinge: ``(1 + K-th largest of the other scores - s_y)_+``.
+
+    Module of ``shortlist.functional.topk_hinge``.
 
     Args:
-        k: Number of suggestions.
+        k: Number of suggestions, from 1 to L - 1.
         weight, ignore_index, reduction: As in ``nn.CrossEntropyLoss``.
 
     Example:
@@ -137,10 +140,12 @@ class TopKHinge(_TopKLoss):
 
 
 class ConvexTopKHinge(_TopKLoss):
-    """``(mean of the K largest of (1 - delta_y + s) - s_y)_+``: ``shortlist.functional.convex_topk_hinge``.
+    """Convex top-K hinge: ``(mean of the K largest of (1 - delta_y + s) - s_y)_+``.
+
+    Module of ``shortlist.functional.convex_topk_hinge``.
 
     Args:
-        k: Number of suggestions.
+        k: Number of suggestions, from 1 to L - 1.
         weight, ignore_index, reduction: As in ``nn.CrossEntropyLoss``.
 
     Example:
@@ -153,10 +158,12 @@ class ConvexTopKHinge(_TopKLoss):
 
 
 class CalibratedTopKHinge(_TopKLoss):
-    """``(1 + (K+1)-th largest - s_y)_+``: ``shortlist.functional.calibrated_topk_hinge``.
+    """Calibrated top-K hinge: ``(1 + (K+1)-th largest score - s_y)_+``.
+
+    Module of ``shortlist.functional.calibrated_topk_hinge``.
 
     Args:
-        k: Number of suggestions.
+        k: Number of suggestions, from 1 to L - 1.
         weight, ignore_index, reduction: As in ``nn.CrossEntropyLoss``.
 
     Example:
@@ -169,11 +176,13 @@ class CalibratedTopKHinge(_TopKLoss):
 
 
 class SmoothTopKHinge(_TopKLoss):
-    """Top-K hinge, smoothed by a log-sum over all subsets of K classes: ``shortlist.functional.smooth_topk_hinge``.
+    """Top-K hinge, smoothed by a log-sum-exp over all subsets of K classes.
+
+    Module of ``shortlist.functional.smooth_topk_hinge``.
 
     Args:
-        k: Number of suggestions.
-        tau: Temperature.
+        k: Number of suggestions, from 1 to L - 1.
+        tau: Temperature; 0 gives the limit without smoothing.
         weight, ignore_index, reduction: As in ``nn.CrossEntropyLoss``.
 
     Example:
@@ -201,10 +210,12 @@ class SmoothTopKHinge(_TopKLoss):
 
 
 class FocalLoss(_Loss):
-    """``(1 - p_y)^gamma`` times cross-entropy: ``shortlist.functional.focal``.
+    """Focal loss: ``-(1 - p_y)^gamma log p_y``, where p is the softmax of the scores.
+
+    Module of ``shortlist.functional.focal``.
 
     Args:
-        gamma: Focus on hard examples; 0 gives the cross-entropy.
+        gamma: How much well-classified examples are down-weighted; 0 gives the cross-entropy.
         weight, ignore_index, reduction: As in ``nn.CrossEntropyLoss``.
 
     Example:
@@ -231,10 +242,14 @@ class FocalLoss(_Loss):
 
 
 class LDAMLoss(_ClassCountLoss):
-    """Cross-entropy with larger margins for rarer classes: ``shortlist.functional.ldam``; the counts are a buffer.
+    """LDAM loss: cross-entropy of ``scale (s - m_y delta_y)``, with a margin ``m_y`` that is larger for rarer classes.
+
+    Module of ``shortlist.functional.ldam``. The class counts are a buffer.
 
     Args:
-        class_counts, max_margin, scale: As in the function.
+        class_counts: ``(L,)`` number of training images of each class.
+        max_margin: Margin of the rarest class.
+        scale: Factor of the scores.
         weight, ignore_index, reduction: As in ``nn.CrossEntropyLoss``.
 
     Example:
@@ -257,7 +272,7 @@ class LDAMLoss(_ClassCountLoss):
         super().__init__(weight, ignore_index, reduction)
         check_not_negative("max_margin", max_margin)
         check_positive("scale", scale)
-        self._hold_class_counts(class_counts)
+        self._register_class_counts(class_counts)
         self.max_margin = max_margin
         self.scale = scale
 
@@ -268,10 +283,13 @@ class LDAMLoss(_ClassCountLoss):
 
 
 class LogitAdjustedLoss(_ClassCountLoss):
-    """Cross-entropy of ``s + tau log class_counts``: ``shortlist.functional.logit_adjusted``; the counts are a buffer.
+    """Logit-adjusted loss: cross-entropy of ``s + tau log class_counts``; ``tau = 1`` is the balanced softmax.
+
+    Module of ``shortlist.functional.logit_adjusted``. The class counts are a buffer.
 
     Args:
-        class_counts, tau: As in the function.
+        class_counts: ``(L,)`` number of training images of each class.
+        tau: Strength of the adjustment; 0 gives the cross-entropy.
         weight, ignore_index, reduction: As in ``nn.CrossEntropyLoss``.
 
     Example:
@@ -292,7 +310,7 @@ class LogitAdjustedLoss(_ClassCountLoss):
     ) -> None:
         super().__init__(weight, ignore_index, reduction)
         check_not_negative("tau", tau)
-        self._hold_class_counts(class_counts)
+        self._register_class_counts(class_counts)
         self.tau = tau
 
     def forward(self, scores: Tensor, target: Tensor) -> Tensor:
@@ -300,56 +318,8 @@ class LogitAdjustedLoss(_ClassCountLoss):
 
 
 class _NoisedLoss(_TopKLoss):
-    def __init__(
-        self,
-        k: int,
-        *,
-        epsilon: float,
-        n_samples: float,
-        eval_n_samples: float | None,
-        weight: Tensor | None,
-        ignore_index: int,
-        reduction: Reduction,
-    ) -> None:
-        super().__init__(k, weight=weight, ignore_index=ignore_index, reduction=reduction)
-        check_not_negative("epsilon", epsilon)
-        check_n_samples(n_samples)
-        if eval_n_samples is not None:
-            check_n_samples(eval_n_samples, "eval_n_samples")
-        self.epsilon = epsilon
-        self.n_samples = n_samples
-        self.eval_n_samples = eval_n_samples
-
-    def draws(self) -> float:
-        """B for this call, which may differ in evaluation mode."""
-        return self.n_samples if self.training or self.eval_n_samples is None else self.eval_n_samples
-
-    def check_settings(self, dtype: torch.dtype) -> None:
-        """Whether the arithmetic of this dtype can hold them."""
-        check_not_negative("epsilon", self.epsilon, dtype)
-
-    def of_lead(self, lead_R: Tensor, index_R: Tensor) -> Tensor:
-        """Each row's loss from how far its smoothed (K+1)-th largest score is above its label's, and its label."""
-        return (1 + lead_R).relu()
-
-
-class NoisedTopKHinge(_NoisedLoss):
-    """Calibrated hinge, its (K+1)-th largest averaged over noise: ``shortlist.functional.noised_topk_hinge``.
-
-    ``noise`` and ``generator`` are given at call time.
-
-    Args:
-        k, epsilon, n_samples: As in the function.
-        eval_n_samples: Draws in evaluation mode; None takes ``n_samples``, ``math.inf`` makes evaluation deterministic.
-        weight, ignore_index, reduction: As in ``nn.CrossEntropyLoss``.
-
-    Example:
-        >>> loss = NoisedTopKHinge(1, epsilon=1.0, eval_n_samples=math.inf).eval()
-        >>> loss(torch.zeros(1, 2), torch.tensor([0]))
-        tensor(0.4358)
-    """
-
-    _shown = ("k", "epsilon", "n_samples", "eval_n_samples")
+    _shown: tuple[str, ...] = ("k", "epsilon", "n_samples", "eval_n_samples")
+    scale = 1.0
 
     def __init__(
         self,
@@ -362,15 +332,47 @@ class NoisedTopKHinge(_NoisedLoss):
         ignore_index: int = -100,
         reduction: Reduction = "mean",
     ) -> None:
-        super().__init__(
-            k,
-            epsilon=epsilon,
-            n_samples=n_samples,
-            eval_n_samples=eval_n_samples,
-            weight=weight,
-            ignore_index=ignore_index,
-            reduction=reduction,
-        )
+        super().__init__(k, weight=weight, ignore_index=ignore_index, reduction=reduction)
+        check_not_negative("epsilon", epsilon)
+        check_n_samples(n_samples)
+        if eval_n_samples is not None:
+            check_n_samples(eval_n_samples, "eval_n_samples")
+        self.epsilon = epsilon
+        self.n_samples = n_samples
+        self.eval_n_samples = eval_n_samples
+
+    def active_n_samples(self) -> float:
+        """B in the present mode, training or evaluation."""
+        return self.n_samples if self.training or self.eval_n_samples is None else self.eval_n_samples
+
+    def check_settings(self, dtype: torch.dtype) -> None:
+        """Raise an error if a setting would be infinite in this dtype."""
+        check_not_negative("epsilon", self.epsilon, dtype)
+
+    def margins_of(self, labels_R: Tensor, dtype: torch.dtype) -> Tensor | float:
+        """Each row's margin, for heads that compute the loss themselves."""
+        return 1.0
+
+
+class NoisedTopKHinge(_NoisedLoss):
+    """Noised top-K hinge: the calibrated hinge with its (K+1)-th largest score averaged over Gaussian noise.
+
+    ``(1 + mean over B draws of the (K+1)-th largest of (s + epsilon Z) - s_y)_+``. Module of
+    ``shortlist.functional.noised_topk_hinge``; give ``noise`` or ``generator`` when you call it.
+
+    Args:
+        k: Number of suggestions, from 1 to L - 1.
+        epsilon: Standard deviation of the noise, in units of the scores.
+        n_samples: Number B of draws; ``math.inf`` computes the expectation without noise.
+        eval_n_samples: The same in evaluation mode; by default ``n_samples``. ``math.inf`` makes evaluation
+            deterministic.
+        weight, ignore_index, reduction: As in ``nn.CrossEntropyLoss``.
+
+    Example:
+        >>> loss = NoisedTopKHinge(1, epsilon=1.0, eval_n_samples=math.inf).eval()
+        >>> loss(torch.zeros(1, 2), torch.tensor([0]))
+        tensor(0.4358)
+    """
 
     def forward(
         self,
@@ -385,7 +387,7 @@ class NoisedTopKHinge(_NoisedLoss):
             target,
             self.k,
             epsilon=self.epsilon,
-            n_samples=self.draws(),
+            n_samples=self.active_n_samples(),
             noise=noise,
             generator=generator,
             **self._shared(),
@@ -393,14 +395,19 @@ class NoisedTopKHinge(_NoisedLoss):
 
 
 class ImbalancedNoisedTopKHinge(_NoisedLoss, _ClassCountLoss):
-    """The noised hinge with larger margins for rarer classes: ``shortlist.functional.imbalanced_noised_topk_hinge``.
+    """Noised top-K hinge with a margin ``m_y`` that is larger for rarer classes.
 
-    The class counts are a buffer; ``noise`` and ``generator`` are given at call time. Margins are derived from the
-    counts when the loss is made, or a state loaded: for other counts make another loss.
+    ``scale (m_y + mean over B draws of the (K+1)-th largest of (s + epsilon Z) - s_y)_+``. Module of
+    ``shortlist.functional.imbalanced_noised_topk_hinge``; give ``noise`` or ``generator`` when you call it. The class
+    counts are a buffer. The margins follow from them when the Module is built or its state is loaded; to change the
+    counts, build another Module.
 
     Args:
-        class_counts, k, epsilon, n_samples, max_margin, scale: As in the function.
-        eval_n_samples: Draws in evaluation mode; None takes ``n_samples``, ``math.inf`` makes evaluation deterministic.
+        class_counts: ``(L,)`` number of training images of each class.
+        k: Number of suggestions, from 1 to L - 1.
+        epsilon, n_samples, eval_n_samples: As in ``NoisedTopKHinge``.
+        max_margin: Margin of the rarest class.
+        scale: Factor of the loss.
         weight, ignore_index, reduction: As in ``nn.CrossEntropyLoss``.
 
     Example:
@@ -437,8 +444,8 @@ class ImbalancedNoisedTopKHinge(_NoisedLoss, _ClassCountLoss):
         )
         check_not_negative("max_margin", max_margin)
         check_positive("scale", scale)
-        num_classes = self._hold_class_counts(class_counts)
-        self.register_buffer("relative_margins", self._relative_margins(), persistent=False)
+        num_classes = self._register_class_counts(class_counts)
+        self.register_buffer("relative_margins", class_margins(self.class_counts, 1.0), persistent=False)
         check_k(k, num_classes - 1, num_classes)
         self.max_margin = max_margin
         self.scale = scale
@@ -451,16 +458,16 @@ class ImbalancedNoisedTopKHinge(_NoisedLoss, _ClassCountLoss):
         noise: Tensor | None = None,
         generator: torch.Generator | None = None,
     ) -> Tensor:
-        check_per_class("class_counts", self.class_counts, checked_num_classes(scores))
-        self.check_settings(working_dtype(scores.dtype))
-        return noised_hinge(
+        check_floating("scores", scores)
+        return functional.hinge_with_margins(
             scores,
             target,
             self.k,
-            margins_L=self.max_margin * self._relative_margins_for(scores),
+            relative_margins_L=self._relative_margins_for(scores.device, scores.dtype),
+            max_margin=self.max_margin,
             scale=self.scale,
             epsilon=self.epsilon,
-            n_samples=self.draws(),
+            n_samples=self.active_n_samples(),
             noise=noise,
             generator=generator,
             **self._shared(),
@@ -471,24 +478,20 @@ class ImbalancedNoisedTopKHinge(_NoisedLoss, _ClassCountLoss):
         check_not_negative("max_margin", self.max_margin, dtype)
         check_positive("scale", self.scale, dtype)
 
-    def of_lead(self, lead_R: Tensor, index_R: Tensor) -> Tensor:
-        margin_R = self.max_margin * self._relative_margins_for(lead_R)[index_R].to(lead_R.dtype)
-        return self.scale * (margin_R + lead_R).relu()
+    def margins_of(self, labels_R: Tensor, dtype: torch.dtype) -> Tensor:
+        return self.max_margin * self._relative_margins_for(labels_R.device, dtype)[labels_R].to(dtype)
 
-    def _relative_margins(self) -> Tensor:
-        """Those of the rarest class are 1. Kept, as a GPU would need nine launches for them at every step."""
-        return class_margins(self.class_counts, 1.0)
-
-    def _relative_margins_for(self, scores: Tensor) -> Tensor:
-        if scores.dtype == torch.float64:
-            return margins_for(scores, self.class_counts, 1.0)
-        return self.relative_margins.to(scores.device)
+    def _relative_margins_for(self, device: torch.device, dtype: torch.dtype) -> Tensor:
+        """Fractions of the largest margin; float64 if the scores are."""
+        if dtype == torch.float64:
+            return class_margins(self.class_counts.to(device, dtype), 1.0)
+        return self.relative_margins.to(device)
 
     def _apply(self, *arguments: Any, **options: Any) -> Self:
         super()._apply(*arguments, **options)  # type: ignore[no-untyped-call]
-        self.relative_margins = self._relative_margins()  # which half() has rounded
+        self.relative_margins = class_margins(self.class_counts, 1.0)  # half() has rounded them
         return self
 
     def _load_from_state_dict(self, *arguments: Any) -> None:
         super()._load_from_state_dict(*arguments)
-        self.relative_margins = self._relative_margins()
+        self.relative_margins = class_margins(self.class_counts, 1.0)

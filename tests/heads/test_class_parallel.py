@@ -339,5 +339,5 @@ def test_bad_calls_are_told_why() -> None:
     head = sl.ClassParallelNoisedTopKHead(D, 10, sl.NoisedTopKHinge(2))
     with pytest.raises(sl.ShortlistError, match=r"noise must have shape \(12, 10, B\)"):
         head(torch.zeros(N, D), labels(10), noise=torch.zeros(N, 9, B))
-    with pytest.raises(sl.ShortlistError, match="n_samples must be finite here"):
+    with pytest.raises(sl.ShortlistError, match="n_samples must be finite"):
         sl.ClassParallelNoisedTopKHead(D, 10, sl.NoisedTopKHinge(2, n_samples=math.inf))

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 import shortlist as sl
 from shortlist.heads import noised as noised_head
 from shortlist.heads.noised import NoisedLoss
-from shortlist.heads.sparse_linear import chosen_scores
+from shortlist.heads.sparse_linear import selected_scores
 from shortlist.ops import lazy_noise as _lazy
 from shortlist.ops import smoothing
 from shortlist.program.bench.timing import waits_are_errors
@@ -68,7 +68,7 @@ def followed_by(loss: NoisedLoss, layer: nn.Module, target: Tensor, noise: Tenso
 
 
 def in_chunks_of(classes: int, rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(noised_head, "_SCORES_AT_ONCE", classes * rows)
+    monkeypatch.setattr(noised_head.NoisedHead, "scores_at_once", classes * rows)
     monkeypatch.setattr(smoothing, "_PERTURBED_AT_ONCE", classes * rows)  # one draw after the other
 
 
@@ -111,7 +111,7 @@ def test_chosen_scores_have_the_gradient_of_their_values(kind: dict[str, Any], s
     arguments = (features, weight) if cosine or "bias" in kind else (features, weight, bias)
 
     def scores(features: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        return chosen_scores(features, weight, bias, classes, cosine=cosine, sparse_grad=sparse_grad)
+        return selected_scores(features, weight, bias, classes, cosine=cosine, sparse_grad=sparse_grad)
 
     layer = scores(*arguments)
     plain = features @ (nn.functional.normalize(weight) if cosine else weight).T
@@ -172,7 +172,7 @@ def test_fresh_draws_have_the_right_mean(
     head, layer = head_and_layer(loss_of(False, n_samples=draws, reduction="none"), num_classes=num_classes)
     features, target = normal(2, D), torch.tensor([6, 0])
     monkeypatch.setattr(_lazy, "_FEWEST_CELLS", 1)
-    rivals, *_ = head._last_places(features, None, torch.Generator().manual_seed(0))
+    rivals, *_ = head._perturbed_at_rank(features, None, torch.Generator().manual_seed(0))
     error = rivals.std(1) / math.sqrt(draws)
     expected = sl.exact_topk(layer(features), 3, epsilon=0.5)
     assert ((rivals.mean(1) - expected).abs() < 5 * error).all()
@@ -318,7 +318,9 @@ def test_gradients_of_half_types_are_rounded_once(dtype: torch.dtype, cosine: bo
     grads = []
     for kind in (dtype, torch.float64):
         leaves = [each.detach().to(kind).clone().requires_grad_() for each in (weight, weight[:, 0])]
-        scores = chosen_scores(features.to(kind), leaves[0], leaves[1], classes, cosine=cosine, sparse_grad=sparse_grad)
+        scores = selected_scores(
+            features.to(kind), leaves[0], leaves[1], classes, cosine=cosine, sparse_grad=sparse_grad
+        )
         found = torch.autograd.grad(scores, leaves, torch.full_like(scores, 0.01))
         grads.append([each.to_dense().double() if sparse_grad else each.double() for each in found])
     for got, want in zip(*grads, strict=True):
@@ -424,7 +426,7 @@ def test_a_head_takes_its_loss_to_where_it_is() -> None:
     assert there.loss.weight is not None
     assert not there.loss.weight.is_meta, "there it would have no values"
     for classes in (L - 1, L + 1):  # of the loss of a head, too
-        with pytest.raises(sl.ShortlistError, match="must have one entry a class"):
+        with pytest.raises(sl.ShortlistError, match="must have one entry per class"):
             sl.NoisedTopKHead(D, classes, there.loss)
     with pytest.raises(sl.ShortlistError, match="weight of the loss must have values"):
         sl.NoisedTopKHead(D, L, loss_of(False, weight=torch.ones(L, device="meta")))
@@ -439,11 +441,11 @@ GOOD = {"features": torch.zeros(N, D), "target": TARGET}
         (r"features must be a floating-point tensor.*, got torch.int64", {"features": torch.zeros(N, D).long()}),
         (r"features must have shape \(\.\.\., 4\), got \(6, 5\)", {"features": torch.zeros(N, 5)}),
         (
-            r"features must be torch.float32 as the weight is, got torch.float64",
+            r"features must be torch.float32 like the weight, got torch.float64",
             {"features": torch.zeros(N, D).double()},
         ),
-        (r"int64 labels \(no probabilities here\), got torch.float32", {"target": torch.zeros(N, L)}),
-        (r"int64 labels \(no probabilities here\), got list", {"target": [0] * N}),
+        (r"int64 labels .*, got torch.float32", {"target": torch.zeros(N, L)}),
+        (r"int64 labels .*, got list", {"target": [0] * N}),
         (r"target must have shape \(6,\) for features of shape \(6, 4\), got \(3,\)", {"target": TARGET[:3]}),
         (r"target must be in \[0, 6\] or be ignore_index \(-100\), got 7", {"target": torch.full((N,), 7)}),
         (r"noise must have shape \(6, 7, B\) with B >= 1 draws, got \(6, 7\)", {"noise": torch.zeros(N, L)}),
@@ -460,15 +462,15 @@ def test_bad_calls_are_told_why(message: str, arguments: dict[str, Any]) -> None
 @pytest.mark.parametrize(
     ("message", "make"),
     [
-        ("n_samples must be finite here", lambda: sl.NoisedTopKHead(D, L, sl.NoisedTopKHinge(2, n_samples=math.inf))),
+        ("n_samples must be finite", lambda: sl.NoisedTopKHead(D, L, sl.NoisedTopKHinge(2, n_samples=math.inf))),
         ("loss must be a NoisedTopKHinge or an", lambda: sl.NoisedTopKHead(D, L, sl.TopKHinge(2))),  # type: ignore[arg-type]
         (r"k must be in \[1, 6\] for 7 classes, got 7", lambda: sl.NoisedTopKHead(D, L, sl.NoisedTopKHinge(7))),
         (
-            r"class_counts must have one entry a class, shape \(8,\), got \(7,\)",
+            r"class_counts must have one entry per class, shape \(8,\), got \(7,\)",
             lambda: sl.NoisedTopKHead(D, 8, loss_of(True)),
         ),
         (
-            r"weight must have one entry a class, shape \(7,\)",
+            r"weight must have one entry per class, shape \(7,\)",
             lambda: sl.NoisedTopKHead(D, L, loss_of(False, weight=torch.ones(8))),
         ),
         ("in_features must be at least 1, got 0", lambda: sl.NoisedTopKHead(0, L, loss_of(False))),

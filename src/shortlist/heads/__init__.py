@@ -1,1 +1,1 @@
-"""Last layers: cosine scores, and a linear layer fused with the noised loss on one or several devices."""
+"""Last layers: cosine scores, and a linear layer fused with the noised loss, on one or several devices."""

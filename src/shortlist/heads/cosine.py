@@ -1,4 +1,4 @@
-"""Last layers."""
+"""The cosine layer, and rows scaled to unit length."""
 
 import math
 
@@ -11,15 +11,15 @@ from shortlist.ops.dtypes import widened
 
 
 class CosineLinear(nn.Module):
-    """Scores that are cosines between the features and one direction a class.
+    """A last layer whose scores are cosines: ``(..., L)`` scores from ``(..., D)`` features.
 
-    Both are scaled to unit length, so all scores lie in [-1, 1] and margins mean the same for every class. There is
-    no bias and no scale: the losses made for cosines bring their own. Features that are all zero score 0 and have no
-    gradient.
+    ``s_c = <x, w_c> / (|x| |w_c|)``. All scores lie in [-1, 1], so a margin means the same for every class. There is no
+    bias and no scale: the losses for cosine scores have their own. Features that are all zero have scores and gradients
+    of 0.
 
     Args:
-        in_features: Size of the features.
-        out_features: Number of classes.
+        in_features: Size D of the features.
+        out_features: Number L of classes.
 
     Example:
         >>> head = CosineLinear(2, 3)
@@ -45,7 +45,7 @@ class CosineLinear(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Directions uniform on the sphere, of length about one: the gradient of a direction goes as 1 / length."""
+        """Random directions with lengths of about 1: the gradient of a direction is proportional to 1 / length."""
         nn.init.normal_(self.weight, std=1 / math.sqrt(self.in_features))
 
     def forward(self, features: Tensor) -> Tensor:
@@ -57,20 +57,20 @@ class CosineLinear(nn.Module):
 
 
 def unit_rows(x: Tensor) -> Tensor:
-    """Rows of length one, at any size of their entries; a row of zeros stays so, and has no gradient.
+    """Rows scaled to length 1, however large or small they are. A row of zeros stays zero and has no gradient.
 
-    Lengths are those of float32 for half types.
+    Half precision is computed in float32.
     """
     return unit_rows_and_inverses(widened(x))[0].to(x.dtype)
 
 
 def unit_rows_and_inverses(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Rows of length one, and ``(..., 1)`` the inverses of the lengths that they had (0 for a row of zeros).
+    """Rows scaled to length 1, and ``(..., 1)`` inverses of their former lengths (0 for a row of zeros).
 
-    A row is divided by its largest entry first, so that no square overflows or vanishes. The direction does not depend
-    on that divisor: the gradient may take it for a constant. Rows of subnormal numbers count as zeros.
+    Each row is first divided by its largest entry, so that no square overflows or vanishes. The result does not depend
+    on this divisor, so the gradient may treat it as a constant. Rows of subnormal numbers count as zeros.
     """
-    if can_read(x):  # a third faster on a CPU, where almost all rows are like that
+    if can_read(x):  # almost all batches: a third faster on a CPU
         length = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
         if _safe_to_square(length):
             return x / length, length.reciprocal()
