@@ -298,7 +298,7 @@ def test_the_metrics_take_unseen_classes_but_no_other_odd_count(value: float) ->
     ids=["(L, 1)", "(1, L)", "()", "(0,)"],
 )
 def test_class_counts_must_be_one_dimensional_and_not_empty(call: Callable[..., object], counts: Tensor) -> None:
-    with rejects("class_counts", "one entry a class", tuple(counts.shape)):
+    with rejects("class_counts", "one entry per class", tuple(counts.shape)):
         call(counts)
 
 
@@ -452,7 +452,7 @@ def test_the_ignored_label_need_not_name_a_class_but_every_other_must(loss: Loss
 @every_loss
 @rejected_values(0, 2, L)
 def test_probabilities_have_no_label_to_ignore(loss: LossCase, value: int) -> None:
-    with rejects("ignore_index", "negative where target holds probabilities", value):
+    with rejects("ignore_index", "negative if target holds probabilities", value):
         loss(SCORES, SCORES.softmax(-1), ignore_index=value)
 
 
@@ -533,7 +533,7 @@ def test_given_noise_and_a_generator_exclude_each_other(call: Callable[..., Tens
     ("construct", "name", "rule", "value"),
     [
         (lambda: sl.TopKHinge(2, weight=torch.ones(L, dtype=torch.int64)), "weight", "floating-point", torch.int64),
-        (lambda: sl.TopKHinge(2, weight=torch.ones(L, 1)), "weight", "one entry a class", (L, 1)),
+        (lambda: sl.TopKHinge(2, weight=torch.ones(L, 1)), "weight", "one entry per class", (L, 1)),
         (lambda: sl.LDAMLoss(COUNTS, weight=torch.ones(L + 1)), "weight", f"shape ({L},)", (L + 1,)),
         (lambda: sl.ImbalancedNoisedTopKHinge(COUNTS, k=L), "k", f"in [1, {L - 1}] for {L} classes", L),
     ],

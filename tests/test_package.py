@@ -143,10 +143,10 @@ print(loss(torch.tensor([[3.0, 2.5, 1.0]]), torch.tensor([0])).item())
     assert run_python(code) == "0.5\n"
 
 
-@pytest.mark.parametrize("module", ["cli", "report.page", "runs", "search_space", "reproduce.registry"])
+@pytest.mark.parametrize("module", ["cli", "report.page", "runs", "tuning.space", "reproduce.registry"])
 def test_what_takes_seconds_to_import_is_left_to_those_who_need_it(module: str) -> None:
     heavy = {"torchmetrics", "torchvision", "lightning_fabric", "timm", "matplotlib", "optuna", "tensorboard"}
-    code = f"import sys, shortlist.{module}; print(*sorted({heavy} & set(sys.modules)))"
+    code = f"import sys, shortlist.program.{module}; print(*sorted({heavy} & set(sys.modules)))"
     assert run_python(code) == "\n"
 
 

@@ -1,5 +1,5 @@
-"""The one exception of the library."""
+"""The exception that the library raises."""
 
 
 class ShortlistError(ValueError):
-    """An argument breaks a rule; the message names the argument, the rule and the value."""
+    """An invalid argument. The message names the argument, the rule and the value."""

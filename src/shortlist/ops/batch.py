@@ -1,7 +1,7 @@
-"""What every loss shares: shapes and labels as in ``F.cross_entropy``, and the reduction.
+"""What every loss shares: shapes and targets as in ``F.cross_entropy``, and the reduction.
 
-A loss is written once, as a formula for each *candidate* class: the labelled one where labels are indices
-(C = 1), all of them where labels are probabilities (C = L, and the loss is the expectation over them).
+A loss is written once, as a formula for each *candidate* class. If the target holds labels, the label is the only
+candidate (C = 1). If it holds probabilities, every class is one (C = L), and the loss is the expectation over them.
 
 Shape suffixes: R rows (the batch and any further dimensions), L classes, C candidates.
 """
@@ -21,11 +21,11 @@ _REDUCTIONS = get_args(Reduction)
 
 
 class ScoredBatch:
-    """Checked scores and labels, classes last, in working precision.
+    """Checked scores and targets, classes last, in working precision.
 
     Args:
-        blank_ignored: Put zeros for the scores of ignored rows. Their loss has a gradient of 0, and 0 times a NaN on
-            the way back would be NaN. A kernel that takes care of this itself saves the pass over the scores.
+        blank_ignored: Set the scores of ignored rows to zero. Otherwise backward would multiply their gradient, 0, by
+            scores that may be NaN. Kernels that handle ignored rows themselves save this pass over the scores.
     """
 
     def __init__(
@@ -54,43 +54,46 @@ class ScoredBatch:
             if blank_ignored and not (can_read(self._kept_R) and self._kept_R.all()):
                 self.scores_RL = self.scores_RL.masked_fill(~self._kept_R.unsqueeze(-1), 0)
         elif ignore_index >= 0:
-            raise ShortlistError(f"ignore_index must be negative where target holds probabilities, got {ignore_index}")
-        self.scores_RC = self.pick(self.scores_RL)  # the candidates' own
+            raise ShortlistError(f"ignore_index must be negative if target holds probabilities, got {ignore_index}")
+        self.scores_RC = self.pick(self.scores_RL)
 
     def pick(self, values_RL: Tensor) -> Tensor:
-        """Of values for every class, those of the candidates."""
+        """``(R, C)`` values of the candidates."""
         return values_RL if self.index_R is None else values_RL.gather(-1, self.index_R.unsqueeze(-1))
 
     def pick_per_class(self, values_L: Tensor) -> Tensor:
-        """Of values that depend on the class alone, those of the candidates."""
+        """``(R, C)`` values of the candidates, from one value for each class."""
         return self.pick(values_L.expand_as(self.scores_RL))
 
     def level(self, k: int) -> Tensor:
-        """``(R, 1)`` k-th largest scores, as constants to measure from.
+        """``(R, 1)`` k-th largest scores, detached, to subtract from the scores.
 
-        Large scores lose digits to whatever is added to them. Measured from here, those that compete for the K places
-        keep theirs, even beside others that are larger by far.
+        Noise or margins added to large scores would be lost to rounding. After this subtraction the scores close to the
+        k-th largest are small, and keep their digits.
         """
         return self.scores_RL.detach().topk(k).values[..., -1:]
 
     def without_candidate(self) -> Tensor | None:
-        """Scores with the label's at -inf; None where every class is a candidate."""
+        """Scores with the label's set to -inf; None if every class is a candidate."""
         if self.index_R is None:
             return None
         classes_L = torch.arange(self.num_classes, device=self.scores_RL.device)
         return self.scores_RL.masked_fill(classes_L == self.index_R.unsqueeze(-1), -math.inf)
 
     def last_dim_classes(self, noise: Tensor | None) -> Tensor | None:
-        """Noise shaped like the caller's scores, turned as the scores were."""
+        """The caller's noise with its dimensions in the order of ``scores_RL``."""
         return noise if noise is None or self.scores_RL.dim() == 1 else noise.movedim(1, -2)
 
     def kept(self, values_RC: Tensor) -> Tensor:
-        """Values of labelled rows, with zeros for the ignored ones."""
+        """Values with the ignored rows set to zero."""
         return torch.where(self._kept_R.unsqueeze(-1), values_RC, 0)
 
     def reduce(self, loss_RC: Tensor) -> Tensor:
-        """Weigh, average over candidates, reduce over rows. A bad score makes its row and the row's gradient NaN."""
-        # Arithmetic on a few chosen classes would overlook what is wrong with others. A NaN is both the largest and the
+        """Weight and average over the candidates, then reduce over the rows.
+
+        If any score of a row is NaN or infinite, its loss and gradient are NaN.
+        """
+        # The formula may not depend on every class, so look for bad scores here. A NaN is both the largest and the
         # smallest score, an infinity is one of them, and 0 times either is NaN.
         scores_RL = self.scores_RL.detach()
         one_R1 = 1 + 0 * scores_RL.amax(-1, keepdim=True) + 0 * scores_RL.amin(-1, keepdim=True)
@@ -100,7 +103,7 @@ class ScoredBatch:
         return reduce_rows(loss_R, share_R, self._reduction).to(self._result_dtype)
 
     def _weighted(self, loss_RC: Tensor) -> tuple[Tensor, Tensor]:
-        """Each row's loss, and its share in the denominator of a mean."""
+        """Each row's loss, and its term in the denominator of a mean."""
         if self._probability_RL is not None:
             weight_RL = self._probability_RL if self._weight_L is None else self._probability_RL * self._weight_L
             loss_R = (weight_RL * loss_RC).sum(-1)
@@ -110,7 +113,7 @@ class ScoredBatch:
 
 
 def weigh_rows(loss_R: Tensor, kept_R: Tensor, weight_R: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Each labelled row's loss, and its share in the denominator of a mean; ignored rows have neither."""
+    """Each row's weighted loss, and its term in the denominator of a mean; both are zero for ignored rows."""
     share_R = kept_R.to(loss_R.dtype) if weight_R is None else torch.where(kept_R, weight_R, 0)
     return torch.where(kept_R, share_R * loss_R, 0), share_R
 
@@ -127,7 +130,7 @@ def check_reduction(reduction: str) -> None:
 
 
 def checked_class_dim(scores: Tensor) -> int:
-    """Which dimension of the scores is that of the classes."""
+    """The dimension of the classes."""
     check_floating("scores", scores)
     class_dim = min(1, scores.dim() - 1)
     if scores.dim() == 0 or scores.shape[class_dim] < 2:
@@ -142,11 +145,7 @@ def checked_num_classes(scores: Tensor) -> int:
 
 
 def with_classes_last(scores: Tensor, target: Tensor) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """Scores as rows of classes, with labels as either indices or probabilities.
-
-    Takes ``(L,)`` with a scalar, ``(N, L)`` with ``(N,)``, ``(N, L, d1, ...)`` with ``(N, d1, ...)``, and
-    probabilities shaped like the scores.
-    """
+    """Scores with the classes last, then labels or None, then probabilities or None."""
     class_dim = checked_class_dim(scores)
     if not isinstance(target, Tensor):
         raise ShortlistError(f"target must be a tensor, got {type(target).__name__}")
@@ -154,7 +153,7 @@ def with_classes_last(scores: Tensor, target: Tensor) -> tuple[Tensor, Tensor | 
     if target.is_floating_point():
         if target.shape != scores.shape:
             raise ShortlistError(
-                f"target must be shaped like the scores, {tuple(scores.shape)}, where it holds probabilities "
+                f"target must be shaped like the scores, {tuple(scores.shape)}, if it holds probabilities "
                 f"({target.dtype}), got {tuple(target.shape)}; labels must be int64"
             )
         return scores_RL, None, target.movedim(class_dim, -1).to(scores_RL.dtype)
@@ -169,12 +168,15 @@ def with_classes_last(scores: Tensor, target: Tensor) -> tuple[Tensor, Tensor | 
 
 
 def check_labels_in_range(index_R: Tensor, num_classes: int, ignore_index: int | None = None) -> None:
-    """Where the labels cannot be read for free, gathering by them is the check: it fails on the device."""
+    """Raise an error for the first label that names no class.
+
+    On a GPU the labels cannot be read without waiting. There, indexing by them fails on the device.
+    """
     if not can_read(index_R):
         return
-    wrong_R = (index_R < 0) | (index_R >= num_classes)
+    invalid_R = (index_R < 0) | (index_R >= num_classes)
     if ignore_index is not None:
-        wrong_R &= index_R != ignore_index
-    if wrong_R.any():
+        invalid_R &= index_R != ignore_index
+    if invalid_R.any():
         ignored = "" if ignore_index is None else f" or be ignore_index ({ignore_index})"
-        raise ShortlistError(f"target must be in [0, {num_classes - 1}]{ignored}, got {int(index_R[wrong_R][0])}")
+        raise ShortlistError(f"target must be in [0, {num_classes - 1}]{ignored}, got {int(index_R[invalid_R][0])}")

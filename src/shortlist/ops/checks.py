@@ -1,7 +1,7 @@
-"""Argument checks: each names the argument, the rule and the value, and runs before any work.
+"""Argument checks. Each runs before any work, and its message names the argument, the rule and the value.
 
-Checks of shapes, types and plain numbers always run. Checks of tensor *values* run where reading them is free
-(``can_read``); elsewhere a bad value must surface as NaN or as an error of the device, never as a wrong number.
+Checks of shapes, types and plain numbers always run. Checks of tensor *values* run only where reading them is free
+(``can_read``). Elsewhere an invalid value must produce NaN or an error on the device, never a plausible number.
 """
 
 import math
@@ -19,7 +19,7 @@ ClassCounts = Tensor | Sequence[int] | Sequence[float]
 
 
 def can_read(tensor: Tensor) -> bool:
-    """Whether looking at the values costs no wait for a GPU and breaks no graph or functional transform."""
+    """True if reading the values neither waits for a GPU nor breaks a graph or a functional transform."""
     if torch.compiler.is_compiling():
         return False
     if tensor.device.type != "cpu" or isinstance(tensor, FakeTensor):
@@ -43,13 +43,13 @@ def check_features(features: Tensor, in_features: int) -> None:
 
 
 def check_integer(name: str, value: int, rule: str = "") -> None:
-    """A bool is none: True in the place of a number is a mistake."""
+    """``rule`` continues the message. A bool is not accepted: passing True for a number is a mistake."""
     try:
         operator.index(value)
-        whole = not isinstance(value, bool) and getattr(value, "dtype", None) != torch.bool
+        is_integer = not isinstance(value, bool) and getattr(value, "dtype", None) != torch.bool
     except TypeError:
-        whole = False
-    if not whole:
+        is_integer = False
+    if not is_integer:
         raise ShortlistError(f"{name} must be an integer{rule}, got {value!r}")
     if not -(2**63) <= value < 2**63:
         raise ShortlistError(f"{name} must be an integer of at most 64 bits, got {_short(value)}")
@@ -62,14 +62,14 @@ def check_at_least_one(name: str, value: int) -> None:
 
 
 def check_k(k: int, largest: int, num_classes: int) -> None:
-    """``largest`` is L where K scores are looked at, and L - 1 where K + 1 are."""
+    """``largest`` is L for functions of the K largest scores, and L - 1 for functions of the (K+1)-th largest."""
     check_integer("k", k)
     if not 1 <= k <= largest:
         raise ShortlistError(f"k must be in [1, {largest}] for {num_classes} classes, got {k}")
 
 
 def check_not_negative(name: str, value: float, dtype: torch.dtype | None = None) -> None:
-    """``dtype`` is that of the arithmetic, where it is known: larger numbers would become infinite in it."""
+    """``dtype`` is that of the computation, if known: the value must be finite in it."""
     _check_real(name, value, ">= 0", dtype)
     if not value >= 0:
         raise ShortlistError(f"{name} must be a finite number >= 0, got {value!r}")
@@ -81,25 +81,24 @@ def check_positive(name: str, value: float, dtype: torch.dtype | None = None) ->
         raise ShortlistError(f"{name} must be a finite number > 0, got {value!r}")
 
 
-# Comparisons in place of math.isfinite: torch.compile follows them with symbolic numbers too.
 def _check_real(name: str, value: float, rule: str, dtype: torch.dtype | None) -> None:
-    # Fractions are real numbers too, with which torch cannot calculate.
+    # Torch cannot compute with fractions. Comparisons instead of math.isfinite: torch.compile can trace them.
     is_number = isinstance(value, Real) and (isinstance(value, Integral) or not isinstance(value, Rational))
     if not is_number or isinstance(value, bool) or not value < math.inf:
         raise ShortlistError(f"{name} must be a finite number {rule}, got {value!r}")
     largest = torch.finfo(dtype or torch.float64).max
-    number = value if isinstance(value, int | float) else float(value)  # NumPy's would be compared in their own dtype
+    number = value if isinstance(value, int | float) else float(value)  # NumPy compares in its own dtype
     if number > largest:
         in_dtype = "" if dtype is None else f" for arithmetic in {dtype}"
         raise ShortlistError(f"{name} must be at most {largest:.2g}{in_dtype}, got {_short(value)}")
 
 
 def _short(value: float) -> str:
-    """Python refuses to write down integers of thousands of digits."""
+    """Python refuses to convert integers with thousands of digits to text."""
     return f"an integer of {value.bit_length()} bits" if isinstance(value, int) and value >> 128 else repr(value)
 
 
-_MOST_DRAWS = 2**24  # float32 counts no further
+_MAX_SAMPLES = 2**24  # beyond this, float32 cannot represent every count
 
 
 def check_n_samples(n_samples: float, name: str = "n_samples") -> None:
@@ -109,9 +108,9 @@ def check_n_samples(n_samples: float, name: str = "n_samples") -> None:
     check_integer(name, n_samples, rule)  # type: ignore[arg-type]
     if n_samples < 1:
         raise ShortlistError(f"{name} must be an integer{rule}, got {n_samples}")
-    if n_samples > _MOST_DRAWS:
+    if n_samples > _MAX_SAMPLES:
         raise ShortlistError(
-            f"{name} must be at most {_MOST_DRAWS}, or math.inf for the expectation without draws, got {n_samples}"
+            f"{name} must be at most {_MAX_SAMPLES}, or math.inf for the expectation without draws, got {n_samples}"
         )
 
 
@@ -121,7 +120,7 @@ def check_noise(noise: Tensor | None, x: Tensor, generator: torch.Generator | No
     if noise is None:
         return
     if generator is not None:
-        raise ShortlistError("noise and generator exclude each other: given draws need no generator")
+        raise ShortlistError("noise and generator exclude each other: give one of them")
     check_floating("noise", noise)
     if noise.shape[:-1] != x.shape or noise.dim() != x.dim() + 1 or noise.shape[-1] < 1:
         want = ", ".join([*map(str, x.shape), "B"])
@@ -133,7 +132,7 @@ def check_noise(noise: Tensor | None, x: Tensor, generator: torch.Generator | No
 def check_per_class(name: str, values: Tensor, num_classes: int | None) -> None:
     if values.dim() != 1 or len(values) == 0 or (num_classes is not None and len(values) != num_classes):
         want = f"({num_classes},)" if num_classes is not None else "(L,)"
-        raise ShortlistError(f"{name} must have one entry a class, shape {want}, got {tuple(values.shape)}")
+        raise ShortlistError(f"{name} must have one entry per class, shape {want}, got {tuple(values.shape)}")
 
 
 def check_weight(weight: Tensor, num_classes: int | None) -> None:
@@ -144,7 +143,7 @@ def check_weight(weight: Tensor, num_classes: int | None) -> None:
 def _as_tensor(class_counts: ClassCounts) -> Tensor:
     try:
         counts = torch.as_tensor(class_counts)
-        if counts.is_meta:  # made within torch.device("meta"), where values would be lost
+        if counts.is_meta:  # inside ``with torch.device("meta")``, which would lose the values
             counts = torch.as_tensor(class_counts, device="cpu")
     except (TypeError, ValueError, RuntimeError, OverflowError):
         what = "numbers in the order of the classes, such as [500, 20, 3]"
@@ -155,17 +154,17 @@ def _as_tensor(class_counts: ClassCounts) -> Tensor:
 def checked_class_counts(
     class_counts: ClassCounts, num_classes: int | None = None, *, allow_zero: bool = False
 ) -> Tensor:
-    """Training images of each class as a tensor; every one positive (or zero, where a class may be unseen)."""
+    """The counts as a tensor; all positive, or not negative with ``allow_zero``."""
     counts = class_counts if isinstance(class_counts, Tensor) else _as_tensor(class_counts)
     check_per_class("class_counts", counts, num_classes)
     if counts.dtype == torch.bool or counts.is_complex():
         raise ShortlistError(f"class_counts must be numbers, got {counts.dtype}")
     if can_read(counts):
-        wrong = ~counts.isfinite() | ((counts < 0) if allow_zero else (counts <= 0))
-        if wrong.any():
-            where = int(wrong.nonzero()[0])
+        is_invalid = ~counts.isfinite() | ((counts < 0) if allow_zero else (counts <= 0))
+        if is_invalid.any():
+            index = int(is_invalid.nonzero()[0])
             rule = ">= 0" if allow_zero else "> 0"
             raise ShortlistError(
-                f"class_counts must be finite and {rule}, got {counts[where].item()} for class {where}"
+                f"class_counts must be finite and {rule}, got {counts[index].item()} for class {index}"
             )
     return counts

@@ -10,10 +10,12 @@ FEW_BELOW, MANY_ABOVE = 20, 100
 
 
 def class_margins(class_counts: ClassCounts, max_margin: float) -> Tensor:
-    """``C / n^(1/4)`` for a class of n training images, C such that the largest margin is ``max_margin``.
+    """Margins that grow as a class gets rarer: ``C / n^(1/4)`` for a class with n training images.
+
+    C is chosen so that the rarest class has the margin ``max_margin``.
 
     Args:
-        class_counts: Training images of each class, all positive.
+        class_counts: ``(L,)`` number of training images of each class, all positive.
         max_margin: Margin of the rarest class.
 
     Returns:
@@ -30,12 +32,12 @@ def class_margins(class_counts: ClassCounts, max_margin: float) -> Tensor:
     counts = counts if counts.dtype == torch.float64 else counts.float()
     check_not_negative("max_margin", max_margin, counts.dtype)
     margins = max_margin * (counts.min() / counts) ** 0.25
-    # Counts that could not be read (on a GPU, in a graph) were not checked: a bad one makes every margin NaN.
+    # The values may not have been checked (see ``can_read``). The sum makes every margin NaN if any count is invalid.
     return margins + (counts.log() * 0).sum()
 
 
 def margins_for(scores: Tensor, class_counts: Tensor, max_margin: float) -> Tensor:
-    """``class_margins`` on the device of the scores; float64 where the scores are, whatever the counts are."""
+    """``class_margins`` on the device of the scores, in float64 if the scores are."""
     dtype = scores.dtype if scores.dtype == torch.float64 else class_counts.dtype
     return class_margins(class_counts.to(scores.device, dtype), max_margin)
 

@@ -1,4 +1,4 @@
-"""The expectation that the Monte-Carlo smoothing estimates, computed without noise.
+"""The expectation that ``smooth_topk`` estimates, computed without noise.
 
 Shape suffixes: R rows (any leading dimensions), L classes, T thresholds.
 """
@@ -14,24 +14,26 @@ from shortlist.ops.dtypes import zero_if_tiny
 from shortlist.ops.poisson_binomial import count_probabilities
 from shortlist.ops.smoothing import rows_of, topk_value
 
+# The interval of the integral is narrowed three times on a coarse grid of thresholds.
 _ZOOMS, _ZOOM_THRESHOLDS = 3, 16
 _THRESHOLDS = 64
 
 
 def exact_topk(x: Tensor, k: int, *, epsilon: float, dim: int = -1) -> Tensor:
-    """``E[k-th largest of x + epsilon Z]`` along ``dim``, Z standard normal: ``smooth_topk`` with B -> infinity.
+    """``E[k-th largest of x + epsilon Z]`` along ``dim``, Z standard normal: ``smooth_topk`` for infinitely many draws.
 
-    The number N(t) of perturbed scores above t is a sum of independent indicators of probability
-    ``Phi((x_i - t) / epsilon)``, and the k-th largest exceeds t exactly when ``N(t) >= k``. So the expectation is
-    an integral over t of ``P(N(t) >= k)``, and its gradient the probability of each class to be the k-th.
-    Deterministic; O(L k) work and O(L log k) memory a row at each of about a hundred thresholds, hence meant for
-    up to a few thousand classes.
+    Let N(t) be the number of perturbed scores above t. It is a sum of independent indicators with probabilities
+    ``Phi((x_i - t) / epsilon)``, and the k-th largest perturbed score exceeds t if and only if ``N(t) >= k``. So the
+    expectation is an integral of ``P(N(t) >= k)`` over t, and its gradient is the probability of each class to be the
+    k-th largest. The result is deterministic. Each of about a hundred thresholds takes O(L k) operations and
+    O(L log k) memory per row, so this is for up to a few thousand classes.
 
     Args:
-        x: Scores, any shape and float dtype. A slice with a NaN, or with noise an infinity, gives NaN.
-        k: Which value, from 1 (the largest) to the number of classes.
-        epsilon: Scale of the noise; 0 gives ``topk_value``, and so does what is tiny: below 5e-32 (9e-302 in float64).
-        dim: The dimension of the classes.
+        x: Scores of any shape and float dtype. A slice with a NaN or, if epsilon > 0, an infinity gives NaN.
+        k: Rank of the value, from 1 (the largest) to the number of classes.
+        epsilon: Standard deviation of the noise. Zero gives ``topk_value``; values below 5e-32 (9e-302 in float64)
+            count as zero.
+        dim: Dimension of the classes.
 
     Returns:
         ``x`` without ``dim``, in the dtype of ``x``.
@@ -49,7 +51,7 @@ def exact_topk(x: Tensor, k: int, *, epsilon: float, dim: int = -1) -> Tensor:
         return topk_value(x, k, dim)
     if k > x_RL.shape[-1] // 2 + 1:  # the k-th largest is minus the (L + 1 - k)-th largest of minus x: fewer counts
         return -exact_topk(-x, x_RL.shape[-1] + 1 - k, epsilon=epsilon, dim=dim)
-    # Measured from the hard value, in units of epsilon: the thresholds then keep their digits at any scale of x.
+    # Relative to the hard value, in units of epsilon: the thresholds then keep their digits whatever the size of x.
     hard_R = topk_value(x_RL.detach(), k)
     expectation_R = _expectation((x_RL - hard_R.unsqueeze(-1)) / epsilon, k)
     expectation_R = hard_R + epsilon * expectation_R
@@ -62,7 +64,7 @@ def _expectation(u_RL: Tensor, k: int) -> Tensor:
     low_R, high_R = _transition(u_RL.detach(), k)
     thresholds_RT = _between(low_R, high_R, _THRESHOLDS)
     survival_RT = _survival(u_RL, thresholds_RT, k)
-    # The integrand is flat to rounding at both ends, where the trapezoidal rule converges exponentially fast.
+    # The integrand is constant near both ends, up to rounding, so the trapezoidal rule converges exponentially fast.
     step_R = (high_R - low_R) / (_THRESHOLDS - 1)
     return low_R + step_R * (survival_RT.sum(-1) - (survival_RT[..., 0] + survival_RT[..., -1]) / 2)
 
@@ -74,7 +76,7 @@ def _survival(u_RL: Tensor, t_RT: Tensor, k: int) -> Tensor:
 
 
 def _transition(u_RL: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """The interval on which the survival falls from 1 to 0, but for a remainder far below the wanted accuracy."""
+    """An interval outside which ``_survival`` is 1 or 0, up to an error far below the wanted accuracy."""
     eps = torch.finfo(u_RL.dtype).eps
     # The k-th largest moves by at most max |Z|, which exceeds this reach with probability below eps.
     reach = math.sqrt(2 * math.log(2 * u_RL.shape[-1] / eps))

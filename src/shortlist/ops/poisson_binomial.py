@@ -1,4 +1,4 @@
-"""How many of L independent events happen: the Poisson-binomial law, for L and K in the thousands."""
+"""The Poisson-binomial distribution: how many of L independent events happen, for L and K in the thousands."""
 
 import torch
 from torch import Tensor
@@ -6,16 +6,16 @@ from torch.nn import functional as F
 
 
 def count_probabilities(happens: Tensor, fails: Tensor, size: int) -> Tensor:
-    """``P(N = 0), ..., P(N = size - 1)`` for N the number of events that happen.
+    """``P(N = 0), ..., P(N = size - 1)``, where N is the number of events that happen.
 
-    The generating function is the product over the events of ``fails + happens z``. A balanced tree of products,
-    each cut at degree ``size - 1``, takes O(L size) operations in log2(L) steps, all of them sums and products of
-    probabilities: nothing cancels, so the error stays at a few units in the last place of the largest term.
+    The generating function of N is the product of ``fails + happens z`` over the events. It is multiplied out as a
+    balanced tree, with every product truncated at degree ``size - 1``: O(L size) operations in log2(L) steps. All terms
+    are positive, so nothing cancels, and the error stays at a few units in the last place of the largest term.
 
     Args:
         happens: ``(..., L)`` probabilities p.
-        fails: ``(..., L)`` probabilities 1 - p, given apart because 1 - p rounds when p is close to 1.
-        size: Number of counts wanted.
+        fails: ``(..., L)`` probabilities 1 - p. A separate argument because 1 - p rounds if p is close to 1.
+        size: Number of counts.
 
     Example:
         >>> count_probabilities(torch.tensor([0.5, 0.5]), torch.tensor([0.5, 0.5]), 3)
@@ -28,36 +28,36 @@ def count_probabilities(happens: Tensor, fails: Tensor, size: int) -> Tensor:
 def probabilities_without_each(happens: Tensor, fails: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """``P(N = count)`` and ``P(N = count - 1)`` without each event in turn, ``(..., L)`` each, for 1 <= count < L.
 
-    P(N = count) with all events is linear in the two coefficients of each one's factor ``fails + happens z``, and what
-    they are multiplied by are these two probabilities. They are found from the root of the tree down: what a product's
-    coefficients are multiplied by, and one of its factors, give what the other's are multiplied by.
+    With all events, P(N = count) is linear in the two coefficients of each event's factor ``fails + happens z``. Their
+    derivatives are the two probabilities. They are computed from the root of the tree down, as in backpropagation: the
+    derivatives of a product and one of its factors give those of the other factor.
     """
     tree = _product_tree(happens, fails, count + 1)
-    multiplier = F.pad(torch.ones_like(tree[-1][..., :1, :]), (0, 0, count, 0))
+    derivative = F.pad(torch.ones_like(tree[-1][..., :1, :]), (0, 0, count, 0))
     for factors in tree[-2::-1]:
         degrees, pairs = factors.shape[-2], factors.shape[-1] // 2
         left, right = factors[..., :pairs], factors[..., pairs : 2 * pairs]
-        of_product = multiplier[..., :pairs]
-        of_odd_one = multiplier[..., :degrees, pairs:]  # which the product was padded with
-        multiplier = torch.cat([_correlate(of_product, right), _correlate(of_product, left), of_odd_one], -1)
-    return multiplier[..., 0, :], multiplier[..., 1, :]
+        of_product = derivative[..., :pairs]
+        of_unpaired = derivative[..., :degrees, pairs:]  # without the padding of ``_product_tree``
+        derivative = torch.cat([_correlate(of_product, right), _correlate(of_product, left), of_unpaired], -1)
+    return derivative[..., 0, :], derivative[..., 1, :]
 
 
 def _product_tree(happens: Tensor, fails: Tensor, size: int) -> list[Tensor]:
-    """Factors, products of two, of four, ... and of all, with coefficients along dimension -2 and ``size`` at most."""
+    """The factors, their products by two, by four, ... and of all. At most ``size`` coefficients, in dimension -2."""
     tree = [torch.stack([fails, happens], -2)[..., :size, :]]
     while tree[-1].shape[-1] > 1:
         factors, pairs = tree[-1], tree[-1].shape[-1] // 2
         product = _multiply(factors[..., :pairs], factors[..., pairs : 2 * pairs], size)
         if factors.shape[-1] % 2:
-            odd_one = F.pad(factors[..., -1:], (0, 0, 0, product.shape[-2] - factors.shape[-2]))
-            product = torch.cat([product, odd_one], -1)
+            unpaired = F.pad(factors[..., -1:], (0, 0, 0, product.shape[-2] - factors.shape[-2]))
+            product = torch.cat([product, unpaired], -1)
         tree.append(product)
     return tree
 
 
 def _multiply(left: Tensor, right: Tensor, size: int) -> Tensor:
-    """Products of polynomials with coefficients along dimension -2, cut to ``size`` of them."""
+    """Products of polynomials with their coefficients in dimension -2, truncated to ``size`` coefficients."""
     size = min(size, left.shape[-2] + right.shape[-2] - 1)
     product = None
     for degree in range(min(left.shape[-2], size)):
@@ -69,7 +69,7 @@ def _multiply(left: Tensor, right: Tensor, size: int) -> Tensor:
 
 
 def _correlate(of_product: Tensor, factor: Tensor) -> Tensor:
-    """What the coefficients of the other factor are multiplied by, as many as this one has."""
+    """Derivatives of the other factor's coefficients, as many as this factor has."""
     size = factor.shape[-2]
     total = None
     for degree in range(size):

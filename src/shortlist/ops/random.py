@@ -1,4 +1,4 @@
-"""Random draws that differ between ranks, and the hash that they are made of."""
+"""Random draws that differ between ranks, and the hash behind them."""
 
 import functools
 import math
@@ -12,25 +12,25 @@ from torch import distributed as dist
 def standard_normal(
     shape: Sequence[int], *, dtype: torch.dtype, device: torch.device, generator: torch.Generator | None
 ) -> Tensor:
-    """Draw from ``generator``, or from the device's default generator.
+    """Standard normal draws from ``generator``, or from the default generator of the device.
 
-    Training scripts often give every rank the same seed. A default generator would then repeat the same noise on
-    every rank, so there the draws are hashed with the rank: all ranks consume their generators alike (a shuffle that
-    ranks agree on stays agreed), yet each sees noise of its own. Rank 0 sees what one process alone would see.
+    Training scripts often give every rank the same seed, so default generators would produce the same noise on every
+    rank. Default draws are therefore hashed with the rank. All ranks still advance their generators equally, so a
+    shuffle stays the same on all ranks. Rank 0 gets the draws of a single process.
     """
     if generator is not None:
         return torch.randn(*shape, dtype=dtype, device=device, generator=generator)
-    # Not with generator=None: torch.compile would then take no symbolic shapes.
+    # Without generator=None, with which torch.compile would not accept symbolic shapes.
     noise = torch.randn(*shape, dtype=dtype, device=device)
     rank = _rank()
     return noise if rank == 0 else _rehash(noise, rank)
 
 
 def cpu_generator_from(generator: torch.Generator | None) -> torch.Generator:
-    """A generator for draws whose number depends on the data: it takes one draw from ``generator``, or the default one.
+    """A new generator, seeded by one draw from ``generator`` or the default one.
 
-    So ranks stay agreed on what is drawn afterwards, however much each draws, and in whichever way. As in
-    ``standard_normal``, ranks that share the seed of the default generator have draws of their own.
+    For draws whose number depends on the data: ranks advance their generators equally, whatever they draw from the new
+    one. Ranks that share the seed of the default generator get different draws, as in ``standard_normal``.
     """
     seed = torch.randint(2**62, (1,), generator=generator, device="cpu")
     rank = _rank() if generator is None else 0
@@ -40,11 +40,11 @@ def cpu_generator_from(generator: torch.Generator | None) -> torch.Generator:
 
 
 def rank_key(generator: torch.Generator | None) -> int:
-    """What to mix into a seed drawn from ``generator`` so that ranks have draws of their own; 0 on rank 0."""
+    """A key to mix into a seed from ``generator``, so that ranks get different draws; 0 on rank 0."""
     return _key_of(_rank()) if generator is None else 0
 
 
-@functools.cache  # one hash costs as much as a tenth of a small loss
+@functools.cache  # computing it takes a tenth of the time of a small loss
 def _key_of(rank: int) -> int:
     return int(mix_bits(torch.tensor(rank, device="cpu"))) if rank else 0
 
@@ -54,10 +54,10 @@ def _rank() -> int:
 
 
 def _rehash(noise: Tensor, key: int) -> Tensor:
-    """Map normals to other normals: the bits of a draw, mixed with ``key``, go through the quantile function."""
+    """Map normal draws to other normal draws: hash their bits with ``key``, then apply the quantile function."""
     bits = noise.view(torch.int64) if noise.dtype == torch.float64 else noise.view(torch.int32).long()
     mixed = mix_bits(bits + mix_bits(torch.full_like(bits, key)))
-    # ``digits + 1`` bits centred on zero are exact in the dtype, and never hit the infinite quantiles at -1 and 1.
+    # ``digits + 1`` bits centred on zero are exact in the dtype, and never reach -1 or 1, where erfinv is infinite.
     digits = 52 if noise.dtype == torch.float64 else 23
     centred = shift_right(mixed, 63 - digits) - 2**digits
     uniform = (centred.to(noise.dtype) + 0.5) * 2.0**-digits
@@ -65,12 +65,12 @@ def _rehash(noise: Tensor, key: int) -> Tensor:
 
 
 def mix_bits(bits: Tensor) -> Tensor:
-    """The finaliser of SplitMix64 (Steele, Lea and Flood, 2014) on int64, whose products wrap as uint64's do."""
+    """The finaliser of SplitMix64 (Steele, Lea and Flood, 2014). Products of int64 wrap around as those of uint64."""
     bits = (bits ^ shift_right(bits, 30)) * -0x40A7B892E31B1A47
     bits = (bits ^ shift_right(bits, 27)) * -0x6B2FB644ECCEEE15
     return bits ^ shift_right(bits, 31)
 
 
 def shift_right(bits: Tensor, by: int) -> Tensor:
-    """Logical shift: torch's own carries the sign."""
+    """Logical shift; the ``>>`` of torch extends the sign."""
     return (bits >> by) & ((1 << (64 - by)) - 1)
