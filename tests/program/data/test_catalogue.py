@@ -16,8 +16,8 @@ import pytest
 from shortlist.errors import ShortlistError
 from shortlist.program.config import DataConfig, DataName
 from shortlist.program.data import catalogue
+from shortlist.program.data.catalogue import data_root, load_problem, user_cache
 from shortlist.program.data.download import download
-from shortlist.program.data.loading import load_problem
 from shortlist.program.data.sets import cifar100
 from shortlist.program.data.sets.glyph_scripts import characters
 from tests.support.official_cifar import expect, make_files, put_archive
@@ -133,14 +133,44 @@ def test_check_says_what_is_missing_and_what_is_incomplete(tmp_path: Path, monke
 
 def test_only_the_chosen_data_set_is_imported(tmp_path: Path) -> None:
     program = (
-        "import sys, shortlist, shortlist.program.data.loading\n"
+        "import sys, shortlist, shortlist.program.data.catalogue\n"
         "heavy = {'torchvision', 'matplotlib', 'PIL'}\n"
         "print(sorted(heavy & set(sys.modules)))\n"
         "from shortlist.program.config import DataConfig\n"
         "try:\n"
-        f"    shortlist.program.data.loading.load_problem(DataConfig(name='cifar100', root={str(tmp_path)!r}))\n"
+        f"    shortlist.program.data.catalogue.load_problem(DataConfig(name='cifar100', root={str(tmp_path)!r}))\n"
         "except shortlist.ShortlistError:\n"
         "    print(sorted(heavy & set(sys.modules)))\n"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n[]\n"
+
+
+def test_root_then_environment_then_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SHORTLIST_DATA", "/shared/data")
+    assert data_root(DataConfig(root="/mine")) == Path("/mine")
+    assert data_root(DataConfig()) == Path("/shared/data")
+    monkeypatch.delenv("SHORTLIST_DATA")
+    assert data_root(DataConfig()) == user_cache()
+
+
+def test_tilde_is_the_home_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/somebody")
+    assert data_root(DataConfig(root="~/data")) == Path("/home/somebody/data")
+
+
+@pytest.mark.parametrize(
+    ("platform", "variable", "value", "wanted"),
+    [
+        ("linux", "XDG_CACHE_HOME", "/caches", "/caches/shortlist"),
+        ("linux", "XDG_CACHE_HOME", "", "/home/somebody/.cache/shortlist"),
+        ("darwin", "XDG_CACHE_HOME", "/ignored", "/home/somebody/Library/Caches/shortlist"),
+    ],
+)
+def test_each_system_has_its_cache_folder(
+    monkeypatch: pytest.MonkeyPatch, platform: str, variable: str, value: str, wanted: str
+) -> None:
+    monkeypatch.setenv("HOME", "/home/somebody")
+    monkeypatch.setenv(variable, value)
+    monkeypatch.setattr(sys, "platform", platform)
+    assert user_cache() == Path(wanted)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from shortlist.program.config import OptimConfig, RunConfig, TrainConfig
-from shortlist.program.data.loading import load_problem
+from shortlist.program.data.catalogue import load_problem
 from shortlist.program.losses import CrossEntropyConfig
 from shortlist.program.runs.folder import RunFolder
 from shortlist.program.training.evaluate import evaluate_run

@@ -27,8 +27,8 @@ from shortlist import ShortlistError
 from shortlist.program.atomic_files import WRITING
 from shortlist.program.cli import commands
 from shortlist.program.config import DataConfig, ModelConfig, OptimConfig, RunConfig, TrainConfig, changed
+from shortlist.program.data.catalogue import load_problem
 from shortlist.program.data.image_folder import FileSplit
-from shortlist.program.data.loading import load_problem
 from shortlist.program.losses import CrossEntropyConfig, LDAMConfig, NoisedTopKHingeConfig
 from shortlist.program.runs.folder import RunFolder
 from shortlist.program.runs.records import read_classes

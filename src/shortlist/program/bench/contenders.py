@@ -25,7 +25,7 @@ from shortlist.program.bench.timing import (
     wall_time,
     warm_up,
 )
-from shortlist.program.wording import counted
+from shortlist.program.text import counted
 
 _PACKAGES = ("torch", "triton", "pytopk", "cut-cross-entropy", "liger-kernel")
 # Inputs that rotate must together exceed the second-level cache (60 MB on an H200), or the cache is timed instead.

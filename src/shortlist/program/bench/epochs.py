@@ -24,9 +24,8 @@ from shortlist.program.bench.measurements import Case, Measurement
 from shortlist.program.bench.timing import Timing, wait
 from shortlist.program.config import RunConfig, changed
 from shortlist.program.data.base import Problem
-from shortlist.program.data.catalogue import check
+from shortlist.program.data.catalogue import check, load_problem
 from shortlist.program.data.in_memory import TensorSplit
-from shortlist.program.data.loading import load_problem
 from shortlist.program.losses import CrossEntropyConfig, LossConfig, NoisedTopKHingeConfig, SmoothTopKHingeConfig
 from shortlist.program.models.build import build_model
 from shortlist.program.runs.records import read_classes

@@ -163,9 +163,9 @@ def evaluate(arguments: list[str]) -> None:
     run = RunFolder.existing(parsed.run)
 
     from shortlist.program.atomic_files import write_file
-    from shortlist.program.runs.recorded_data import has_other_training_images
+    from shortlist.program.runs.records import has_other_training_images
+    from shortlist.program.text import counted, some_of
     from shortlist.program.training.evaluate import evaluate_run
-    from shortlist.program.wording import counted, some_of
 
     result, problem = evaluate_run(run, split=parsed.split, ks=parsed.ks, root=parsed.root, device=parsed.device)
     if skipped := problem.split(parsed.split).skipped:
@@ -214,8 +214,8 @@ def predict(arguments: list[str]) -> None:
         if not path.exists():
             raise ShortlistError(f"there is no file {path}")
 
+    from shortlist.program.text import counted, some_of
     from shortlist.program.training.predict import Predictor, image_files
-    from shortlist.program.wording import counted, some_of
 
     files, unused = image_files(parsed.images)
     if unused:

@@ -1,12 +1,19 @@
 """What data there is to train on, where each comes from, and whether what a user has of it is all there."""
 
+import os
+import sys
+from collections.abc import Callable
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
+from typing import TYPE_CHECKING, cast
 
 from shortlist.errors import ShortlistError
 from shortlist.program.config import DataConfig, DataName
 from shortlist.program.data.download import Progress, download
-from shortlist.program.data.storage import data_root
+
+if TYPE_CHECKING:
+    from shortlist.program.data.base import Problem
 
 CIFAR100_URL = "https://www.cs.toronto.edu/~kriz/cifar-100-python.tar.gz"
 
@@ -104,8 +111,6 @@ def check(name: DataName, root: str = "") -> list[str]:
 
     Reads the data as training would, without opening its image files.
     """
-    from shortlist.program.data.loading import load_problem  # here: the list of data sets does not wait for torch
-
     config = DataConfig(name=name, root=root)
     try:
         problem = load_problem(config)
@@ -132,3 +137,32 @@ def fetch(name: DataName, root: str = "", progress: Progress = lambda done, tota
     path = data_root(DataConfig(name=name, root=root)) / ARCHIVE
     download(CIFAR100_URL, path, ARCHIVE_MD5, progress)
     return path
+
+
+def load_problem(config: DataConfig) -> "Problem":
+    """Read, or make, the data that the configuration names.
+
+    Raises ``ShortlistError`` with what to do about it when the data is not there or not as it should be.
+    """
+    module = import_module(f"shortlist.program.data.sets.{config.name}")
+    load = cast("Callable[[DataConfig], Problem]", module.load)
+    return load(config)
+
+
+def data_root(config: DataConfig) -> Path:
+    """The folder (or file) that the configuration names, else ``$SHORTLIST_DATA``, else a cache folder of the user's.
+
+    Example:
+        >>> data_root(DataConfig(root="/data/birds")).as_posix()
+        '/data/birds'
+    """
+    return Path(config.root or os.environ.get("SHORTLIST_DATA", "") or user_cache()).expanduser()
+
+
+def user_cache() -> Path:
+    """Where this operating system wants files that can be made again."""
+    if sys.platform == "darwin":
+        base = "~/Library/Caches"
+    else:
+        base = os.environ.get("XDG_CACHE_HOME", "") or "~/.cache"
+    return Path(base).expanduser() / "shortlist"

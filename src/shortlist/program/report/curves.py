@@ -24,7 +24,7 @@ from shortlist.program.report.charts import (
 from shortlist.program.report.gather import ClassAccuracy, Comparison, Predictions, Run, Setup
 from shortlist.program.report.markup import Html, element, folded, plain_table
 from shortlist.program.report.summary import ABSENT, PLUS_MINUS, Summary, percent_spread, summarise
-from shortlist.program.wording import counted
+from shortlist.program.text import counted
 
 _MOST_BINS = 10
 

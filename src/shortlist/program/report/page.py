@@ -15,7 +15,7 @@ from shortlist.program.report.pictures import Pictures, confusions, examples
 from shortlist.program.report.run_tables import origins_table, results_table, settings_table, sizes_table
 from shortlist.program.report.summary import percent_spread
 from shortlist.program.runs.folder import RunFolder
-from shortlist.program.wording import counted
+from shortlist.program.text import counted
 
 # Whatever a class name holds, the browser runs and fetches nothing.
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"

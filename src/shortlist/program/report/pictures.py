@@ -9,8 +9,8 @@ from shortlist.program.report.charts import key
 from shortlist.program.report.gather import Comparison, Run, Setup
 from shortlist.program.report.markup import Html, element, folded, name_of_class
 from shortlist.program.report.summary import ABSENT
+from shortlist.program.text import counted
 from shortlist.program.training.thumbnails import FOLDER, confused_pairs, example_images
-from shortlist.program.wording import counted
 
 _PNG = b"\x89PNG\r\n\x1a\n"
 _LARGEST = 1 << 20  # bytes; the pictures of a run are far smaller

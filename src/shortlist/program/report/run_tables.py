@@ -10,7 +10,7 @@ from shortlist.program.report.gather import Comparison, Run, Setup
 from shortlist.program.report.markup import Html, element, plain_table, scrolling
 from shortlist.program.report.names import loss_settings, settings, shown, varied_settings
 from shortlist.program.report.summary import ABSENT, Summary, percent, seconds, summarise
-from shortlist.program.wording import counted
+from shortlist.program.text import counted
 
 SIZES = {
     "few": f"under {FEW_BELOW}",

@@ -13,7 +13,7 @@ from shortlist.program.reproduce.figures import FIGURES, from_results
 from shortlist.program.reproduce.registry import COLUMN_NAMES, EXPERIMENTS
 from shortlist.program.reproduce.results import Result, read_results, results_file
 from shortlist.program.reproduce.tables import latest_setups, markdown_table
-from shortlist.program.wording import counted
+from shortlist.program.text import counted
 
 _NAME = "reproduction"
 _CLASS_SIZES = (

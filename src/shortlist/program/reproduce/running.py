@@ -18,8 +18,8 @@ from shortlist.program.reproduce.experiment import EPOCH_SECONDS, NONZERO_GRADIE
 from shortlist.program.reproduce.gradients import train_and_count
 from shortlist.program.reproduce.results import Result, results_file, results_of, runs_of, update_results
 from shortlist.program.runs.folder import FinishedError, InUseError, RunFolder, default_folder
+from shortlist.program.text import counted
 from shortlist.program.training.loop import DivergedError, Interrupted, train
-from shortlist.program.wording import counted
 
 # If this many runs at the start fail with one message, the others are skipped.
 _EARLY_FAILURES = 2

@@ -15,7 +15,7 @@ from shortlist.program.report.summary import ABSENT, PLUS_MINUS
 from shortlist.program.reproduce.experiment import Experiment
 from shortlist.program.reproduce.registry import COLUMN_NAMES
 from shortlist.program.reproduce.results import Result
-from shortlist.program.wording import counted
+from shortlist.program.text import counted
 
 _FILE = Path(__file__).with_name("published.csv")
 

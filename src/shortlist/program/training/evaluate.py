@@ -13,10 +13,10 @@ from torch import distributed as dist
 from shortlist.errors import ShortlistError
 from shortlist.metrics import TopKMetrics, scores_above
 from shortlist.program.data.base import Problem, Split, evaluation_plan
-from shortlist.program.data.loading import load_problem
+from shortlist.program.data.catalogue import load_problem
 from shortlist.program.models.build import build_model, load_weights
 from shortlist.program.runs.folder import RunFolder
-from shortlist.program.runs.recorded_data import refuse_other_data
+from shortlist.program.runs.records import refuse_other_data
 from shortlist.program.text import spreadsheet_cell
 from shortlist.program.training.device import autocast, pick_device
 

@@ -29,8 +29,8 @@ from shortlist.errors import ShortlistError
 from shortlist.ops.class_counts import size_groups
 from shortlist.program.config import OptimConfig, RunConfig
 from shortlist.program.data.base import Problem, evaluation_plan, fewest_images, training_plan
+from shortlist.program.data.catalogue import load_problem
 from shortlist.program.data.in_memory import TensorSplit
-from shortlist.program.data.loading import load_problem
 from shortlist.program.models.build import build_model, load_weights
 from shortlist.program.runs.folder import (
     RunFolder,
@@ -40,8 +40,9 @@ from shortlist.program.runs.folder import (
     file_digest,
     is_metrics_line,
 )
-from shortlist.program.runs.recorded_data import facts_to_record, refuse_other_data, refuse_other_training_images
+from shortlist.program.runs.records import facts_to_record, refuse_other_data, refuse_other_training_images
 from shortlist.program.seeds import mix_seed
+from shortlist.program.text import some_of
 from shortlist.program.training.cuda_graph import CapturedStep
 from shortlist.program.training.evaluate import Evaluation, evaluate
 from shortlist.program.training.loss_factory import build_loss, refuse_cosines_without_scale, refuse_large_ks
@@ -49,7 +50,6 @@ from shortlist.program.training.progress import TrainingProgress
 from shortlist.program.training.schedule import learning_rate
 from shortlist.program.training.signals import StopRequests, stop_requests
 from shortlist.program.training.thumbnails import save_pictures
-from shortlist.program.wording import some_of
 
 # What the seeds are for, so that no two uses share one.
 _INIT, _ORDER, _AUGMENT, _NOISE = range(4)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from shortlist.errors import ShortlistError
-from shortlist.program.data.class_folders import files_below
+from shortlist.program.data.image_folder import files_below
 from shortlist.program.data.image_io import SUFFIXES, evaluation_transform, read_image
 from shortlist.program.models.build import build_model, load_weights
 from shortlist.program.runs.folder import RunFolder

@@ -42,10 +42,10 @@ from shortlist.program import recipes
 from shortlist.program.atomic_files import locked, refuse_links, write_file
 from shortlist.program.config import RunConfig, changed, identity, to_dict
 from shortlist.program.data.base import Problem
-from shortlist.program.data.loading import load_problem
+from shortlist.program.data.catalogue import load_problem
 from shortlist.program.losses import Range
 from shortlist.program.runs.folder import InUseError, RunFolder, default_folder
-from shortlist.program.runs.recorded_data import refuse_other_data, refuse_other_training_images
+from shortlist.program.runs.records import refuse_other_data, refuse_other_training_images
 from shortlist.program.seeds import mix_seed
 from shortlist.program.text import spreadsheet_cell
 from shortlist.program.training.loop import DivergedError, Interrupted, Trainer, epochs_done, make_fabric

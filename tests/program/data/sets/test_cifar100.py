@@ -10,8 +10,8 @@ import torch
 from shortlist.errors import ShortlistError
 from shortlist.program.config import DataConfig
 from shortlist.program.data.base import Problem, Split
+from shortlist.program.data.catalogue import load_problem
 from shortlist.program.data.in_memory import TensorSplit
-from shortlist.program.data.loading import load_problem
 from shortlist.program.data.sets import cifar100
 from tests.support.official_cifar import (
     CLASSES,

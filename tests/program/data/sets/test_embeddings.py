@@ -12,8 +12,8 @@ import torch
 from shortlist.errors import ShortlistError
 from shortlist.program.config import DataConfig
 from shortlist.program.data.base import Problem
+from shortlist.program.data.catalogue import load_problem
 from shortlist.program.data.in_memory import TensorSplit
-from shortlist.program.data.loading import load_problem
 
 Arrays = dict[str, np.ndarray[Any, Any]]
 

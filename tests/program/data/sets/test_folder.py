@@ -9,8 +9,8 @@ import torch
 from shortlist.errors import ShortlistError
 from shortlist.program.config import DataConfig
 from shortlist.program.data.base import Problem, Split
+from shortlist.program.data.catalogue import load_problem
 from shortlist.program.data.image_folder import FileSplit
-from shortlist.program.data.loading import load_problem
 from tests.support.pictures import put_classes, put_image
 
 

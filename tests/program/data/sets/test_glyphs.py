@@ -11,8 +11,8 @@ import torch
 
 from shortlist.program.config import DataConfig
 from shortlist.program.data.base import Problem
+from shortlist.program.data.catalogue import load_problem
 from shortlist.program.data.in_memory import TensorSplit
-from shortlist.program.data.loading import load_problem
 from shortlist.program.data.sets import glyphs
 from shortlist.program.data.sets.glyph_scripts import Character, characters, fonts_with
 
@@ -180,7 +180,7 @@ def test_a_folder_that_cannot_be_written_does_not_stop_the_run(tmp_path: Path) -
 
 def test_two_processes_may_draw_at_once(tmp_path: Path) -> None:
     program = (
-        "from shortlist.program.data import glyphs\n"
+        "from shortlist.program.data.sets import glyphs\n"
         "from shortlist.program.config import DataConfig\n"
         "glyphs.TRAIN_IMAGES_A_CLASS = 2\n"
         "glyphs.HELD_OUT_IMAGES_A_CLASS = 1\n"

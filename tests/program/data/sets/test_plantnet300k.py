@@ -9,7 +9,7 @@ import torch
 from shortlist.errors import ShortlistError
 from shortlist.program.config import DataConfig
 from shortlist.program.data.base import Problem
-from shortlist.program.data.loading import load_problem
+from shortlist.program.data.catalogue import load_problem
 from tests.support.pictures import put_classes
 
 

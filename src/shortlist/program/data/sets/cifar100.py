@@ -16,13 +16,12 @@ from torch import Tensor
 
 from shortlist.errors import ShortlistError
 from shortlist.program.config import DataConfig
-from shortlist.program.data.alter import noisy, seeded, thinned
+from shortlist.program.data.alter import hold_out, noisy, seeded, thinned
 from shortlist.program.data.augment import CropAndFlip
 from shortlist.program.data.base import Preprocess, Problem
+from shortlist.program.data.catalogue import data_root
 from shortlist.program.data.in_memory import TensorSplit, refuse_other_size
 from shortlist.program.data.safe_pickle import load_plain_pickle
-from shortlist.program.data.storage import data_root
-from shortlist.program.data.stratify import hold_out
 
 FOLDER = "cifar-100-python"
 ARCHIVE = "cifar-100-python.tar.gz"

@@ -19,11 +19,10 @@ from torch import Tensor
 
 from shortlist.errors import ShortlistError
 from shortlist.program.config import DataConfig
-from shortlist.program.data.alter import noisy, seeded, thinned
+from shortlist.program.data.alter import hold_out, noisy, seeded, thinned
 from shortlist.program.data.base import Problem
 from shortlist.program.data.in_memory import TensorSplit, refuse_other_size
-from shortlist.program.data.stratify import hold_out
-from shortlist.program.wording import some_of
+from shortlist.program.text import some_of
 
 _PARTS = ("train", "val", "test")
 _LABELS = ("y", *(f"{part}_y" for part in _PARTS))

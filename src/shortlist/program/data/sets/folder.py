@@ -10,10 +10,16 @@ from pathlib import Path
 from shortlist.errors import ShortlistError
 from shortlist.program.config import DataConfig
 from shortlist.program.data.base import Problem
-from shortlist.program.data.class_folders import holds_folders, holds_images, loose_images, natural_order, scan_classes
-from shortlist.program.data.file_problem import file_problem
+from shortlist.program.data.image_folder import (
+    file_problem,
+    holds_folders,
+    holds_images,
+    loose_images,
+    natural_order,
+    scan_classes,
+)
 from shortlist.program.data.image_io import random_resized_crop_and_flip
-from shortlist.program.wording import some_of
+from shortlist.program.text import some_of
 
 _SPLIT_FOLDERS = {
     "train": ("train", "training"),

@@ -28,13 +28,12 @@ from torch import Tensor
 
 from shortlist.program.atomic_files import written_whole
 from shortlist.program.config import DataConfig
-from shortlist.program.data.alter import noisy, seeded
+from shortlist.program.data.alter import noisy, seeded, size_profile, sizes_from_profile
 from shortlist.program.data.augment import SmallAffine, warp
 from shortlist.program.data.base import Preprocess, Problem
+from shortlist.program.data.catalogue import data_root
 from shortlist.program.data.in_memory import TensorSplit, refuse_other_size
-from shortlist.program.data.long_tail import size_profile, sizes_from_profile
 from shortlist.program.data.sets.glyph_scripts import Character, characters, fonts_with
-from shortlist.program.data.storage import data_root
 from shortlist.program.seeds import mix_seed
 
 VERSION = 1

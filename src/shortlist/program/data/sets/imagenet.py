@@ -11,10 +11,9 @@ from pathlib import Path
 from shortlist.errors import ShortlistError
 from shortlist.program.config import DataConfig
 from shortlist.program.data.base import Problem
-from shortlist.program.data.class_folders import holds_folders, scan_classes
-from shortlist.program.data.file_problem import file_problem
+from shortlist.program.data.catalogue import data_root
+from shortlist.program.data.image_folder import file_problem, holds_folders, scan_classes
 from shortlist.program.data.image_io import random_resized_crop_and_flip
-from shortlist.program.data.storage import data_root
 
 _NAME_LISTS = ("LOC_synset_mapping.txt", "synset_words.txt")
 _NAME_INDEX = "imagenet_class_index.json"

@@ -7,12 +7,11 @@ import torch
 from shortlist.errors import ShortlistError
 from shortlist.program.config import DataConfig
 from shortlist.program.data.base import Problem
-from shortlist.program.data.class_folders import Listing
-from shortlist.program.data.file_problem import file_problem
+from shortlist.program.data.catalogue import data_root
+from shortlist.program.data.image_folder import Listing, file_problem
 from shortlist.program.data.image_io import random_resized_crop_and_flip
 from shortlist.program.data.sets.imagenet import find_imagenet, named
-from shortlist.program.data.storage import data_root
-from shortlist.program.wording import some_of
+from shortlist.program.text import some_of
 
 
 def load(config: DataConfig) -> Problem:

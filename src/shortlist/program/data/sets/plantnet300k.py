@@ -7,10 +7,9 @@ from pathlib import Path
 from shortlist.errors import ShortlistError
 from shortlist.program.config import DataConfig
 from shortlist.program.data.base import Problem
-from shortlist.program.data.class_folders import scan_classes
-from shortlist.program.data.file_problem import file_problem
+from shortlist.program.data.catalogue import data_root
+from shortlist.program.data.image_folder import file_problem, scan_classes
 from shortlist.program.data.image_io import random_crop
-from shortlist.program.data.storage import data_root
 
 _LAYOUTS = ("images_{}", "images/{}", "{}")
 _NAMES_JSON = "plantnet300K_species_id_2_name.json"

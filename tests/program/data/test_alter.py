@@ -1,0 +1,200 @@
+"""Class sizes of long-tailed subsets."""
+
+import pytest
+import torch
+from hypothesis import example, given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from shortlist.errors import ShortlistError
+from shortlist.program.config import DataConfig
+from shortlist.program.data.alter import (
+    consecutive_groups,
+    hold_out,
+    long_tailed_subset,
+    noisy,
+    redraw_within_groups,
+    seeded,
+    size_profile,
+    sizes_from_profile,
+    thinned,
+)
+
+
+def generator(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+@given(st.integers(2, 400), st.floats(1, 1000), st.sampled_from(["exponential", "step"]))
+def test_profile_falls_from_one_to_one_over_imbalance(num_classes: int, imbalance: float, kind: str) -> None:
+    profile = size_profile(num_classes, imbalance, kind)
+    assert profile[0] == 1
+    assert profile[-1].item() == pytest.approx(1 / imbalance)
+    assert bool((profile.diff() <= 0).all())
+
+
+@given(st.integers(2, 100), st.integers(1, 1000), st.integers(1, 500), st.sampled_from(["exponential", "step"]))
+@example(2, 49, 2, "step")  # 98 / 49 comes out a little below 2
+def test_sizes_fall_from_the_largest_to_exactly_the_smallest(
+    num_classes: int, imbalance: int, smallest: int, kind: str
+) -> None:
+    largest = smallest * imbalance
+    sizes = sizes_from_profile(size_profile(num_classes, imbalance, kind), largest)
+    assert (int(sizes[0]), int(sizes[-1])) == (largest, smallest)
+    assert bool((sizes.diff() <= 0).all())
+
+
+def test_exponential_sizes_are_those_of_the_cifar_benchmarks() -> None:
+    # int(500 * 0.01 ** (c / 99)) for c = 0, ..., 99, whose sum is the published 10,847
+    sizes = sizes_from_profile(size_profile(100, 100, "exponential"), 500)
+    assert sizes.tolist() == [int(500 * 0.01 ** (c / 99) + 1e-9) for c in range(100)]
+    assert int(sizes.sum()) == 10_847
+
+
+def test_step_sizes_are_large_in_the_first_half_and_small_in_the_second() -> None:
+    assert sizes_from_profile(size_profile(5, 10, "step"), 50).tolist() == [50, 50, 5, 5, 5]
+
+
+def test_no_class_is_left_without_images() -> None:
+    assert int(sizes_from_profile(size_profile(10, 1e6, "exponential"), 5).min()) == 1
+
+
+@given(st.lists(st.integers(0, 5), min_size=1, max_size=200), st.floats(1.5, 50), st.integers(0, 5))
+def test_subset_has_the_sizes_of_the_profile_or_all_there_is(labels: list[int], imbalance: float, seed: int) -> None:
+    given_labels = torch.tensor(labels)
+    kept = long_tailed_subset(given_labels, 6, imbalance=imbalance, kind="exponential", generator=generator(seed))
+    available = torch.bincount(given_labels, minlength=6)
+    wanted = sizes_from_profile(size_profile(6, imbalance, "exponential"), float(available.max()))
+    assert torch.equal(torch.bincount(given_labels[kept], minlength=6), torch.minimum(available, wanted))
+    assert bool((kept.diff() > 0).all())  # sorted, none twice
+
+
+def test_subset_is_random_but_repeatable() -> None:
+    labels = torch.arange(3).repeat_interleave(100)
+    first, again, other = (
+        long_tailed_subset(labels, 3, imbalance=10, kind="step", generator=generator(seed)).tolist()
+        for seed in (1, 1, 2)
+    )
+    assert first == again
+    assert first != other
+
+
+def test_nothing_to_thin_is_an_error() -> None:
+    with pytest.raises(ShortlistError, match="needs training images"):
+        long_tailed_subset(torch.tensor([], dtype=torch.int64), 3, imbalance=2, kind="step", generator=generator())
+
+
+@given(st.lists(st.integers(3, 40), min_size=1, max_size=8), st.floats(0.01, 0.3), st.integers(1, 2))
+def test_parts_are_disjoint_complete_and_stratified(sizes: list[int], fraction: float, parts: int) -> None:
+    labels = torch.arange(len(sizes)).repeat_interleave(torch.tensor(sizes))
+    labels = labels[torch.randperm(len(labels), generator=generator())]
+    found = hold_out(labels, [str(label) for label in range(len(sizes))], fraction, parts, generator())
+    assert len(found) == parts + 1
+    assert torch.equal(torch.cat(found).sort().values, torch.arange(len(labels)))
+    assert bool((torch.bincount(labels[found[0]], minlength=len(sizes)) >= 1).all())
+    for part in found[1:]:
+        counts = torch.bincount(labels[part], minlength=len(sizes)).tolist()
+        for count, size in zip(counts, sizes, strict=True):
+            assert count == max(1, round(size * fraction))
+
+
+def test_the_seed_decides() -> None:
+    labels = torch.arange(5).repeat(20)
+    first, again, other = (hold_out(labels, list("abcde"), 0.2, 1, generator(seed))[1].tolist() for seed in (0, 0, 1))
+    assert first == again
+    assert first != other
+
+
+def test_a_class_too_small_to_split_is_named() -> None:
+    labels = torch.tensor([0] * 10 + [1] * 2)
+    with pytest.raises(ShortlistError, match=r"at least 3 images, .* too few in 1 of 2 classes: rare \(2\)"):
+        hold_out(labels, ["common", "rare"], 0.1, 2, generator())
+
+
+def test_a_large_share_that_leaves_nothing_to_train_on_is_an_error() -> None:
+    with pytest.raises(ShortlistError, match="too few in 2 of 2 classes"):
+        hold_out(torch.arange(2).repeat(10), ["a", "b"], 0.5, 2, generator())
+
+
+def test_no_share_at_all_is_an_error() -> None:
+    with pytest.raises(ShortlistError, match=r"data.val_fraction must be above 0"):
+        hold_out(torch.arange(2).repeat(10), ["a", "b"], 0.0, 1, generator())
+
+
+def redraw(labels: Tensor, groups: Tensor, p: float, seed: int = 0) -> Tensor:
+    return redraw_within_groups(labels, groups, p, torch.Generator().manual_seed(seed))
+
+
+def test_labels_stay_in_their_groups_and_reach_all_of_them() -> None:
+    groups = torch.tensor([0, 1, 0, 2, 1, 0])  # of sizes 3, 2 and 1
+    labels = torch.arange(6).repeat(500)
+    changed = redraw(labels, groups, 1.0)
+    assert torch.equal(groups[changed], groups[labels])
+    for group in range(3):
+        drawn = changed[groups[labels] == group]
+        share = torch.bincount(drawn, minlength=6)[groups == group] / len(drawn)
+        torch.testing.assert_close(share, torch.full_like(share, 1 / len(share)), atol=0.05, rtol=0)
+
+
+@pytest.mark.parametrize("p", [0.1, 0.5, 1.0])
+def test_with_groups_of_five_four_fifths_of_p_are_wrong(p: float) -> None:
+    labels = torch.arange(100).repeat(500)
+    wrong = (redraw(labels, consecutive_groups(100), p) != labels).double().mean()
+    assert float(wrong) == pytest.approx(0.8 * p, abs=5 * (0.25 / 50_000) ** 0.5)
+
+
+def test_no_probability_no_change() -> None:
+    labels = torch.arange(10)
+    assert torch.equal(redraw(labels, consecutive_groups(10), 0.0), labels)
+
+
+def test_consecutive_is_the_released_code() -> None:
+    labels = torch.arange(100).repeat(20)
+    changed = redraw(labels, consecutive_groups(100), 1.0)
+    start = labels - labels % 5
+    assert bool(((changed >= start) & (changed < start + 5)).all())
+
+
+def test_a_last_short_block_stays_in_range() -> None:
+    labels = torch.arange(12).repeat(100)
+    changed = redraw(labels, consecutive_groups(12), 1.0)
+    assert int(changed.max()) == 11
+    assert set(changed[labels >= 10].tolist()) == {10, 11}
+
+
+def test_the_seed_decides_and_the_count_is_noted() -> None:
+    labels = torch.arange(20).repeat(30)
+    config = DataConfig(label_noise=0.5, noise_groups="consecutive", seed=4)
+    changed, facts = noisy(labels, 20, config)
+    assert torch.equal(changed, noisy(labels, 20, config)[0])
+    assert not torch.equal(changed, noisy(labels, 20, DataConfig(label_noise=0.5, noise_groups="consecutive"))[0])
+    assert facts == {"label_noise": {"changed": int((changed != labels).sum()), "of": 600}}
+    assert noisy(labels, 20, DataConfig()) == (labels, {})
+
+
+def test_superclass_noise_needs_superclasses() -> None:
+    labels = torch.arange(4).repeat(50)
+    config = DataConfig(name="folder", label_noise=1)
+    changed, _ = noisy(labels, 4, config, ["fish", "bird", "fish", "bird"])
+    assert torch.equal(changed % 2, labels % 2)
+    with pytest.raises(ShortlistError, match=r"data.noise_groups must be consecutive for folder"):
+        noisy(labels, 4, config)
+
+
+def test_each_purpose_has_random_numbers_of_its_own() -> None:
+    first, again, purpose, seed = (
+        torch.rand(4, generator=seeded(DataConfig(seed=number), name)).tolist()
+        for number, name in ((0, "validation"), (0, "validation"), (0, "imbalance"), (1, "validation"))
+    )
+    assert first == again
+    assert first != purpose
+    assert first != seed
+
+
+def test_thinning_is_the_same_with_and_without_noise() -> None:
+    labels = torch.arange(10).repeat_interleave(50)
+    config = DataConfig(imbalance=10, label_noise=0.5, noise_groups="consecutive")
+    kept, facts = thinned(labels, 10, config)
+    assert torch.equal(kept, thinned(labels, 10, DataConfig(imbalance=10))[0])
+    assert facts == {"imbalance": {"kept": len(kept), "of": 500}}
+    assert torch.equal(thinned(labels, 10, DataConfig())[0], torch.arange(500))
