@@ -1,4 +1,4 @@
-"""A password on the command line stays there: no file and no message repeats it."""
+"""Text for people: no message or file repeats a password, and names of classes and files cannot do harm."""
 
 import csv
 import json
@@ -38,7 +38,7 @@ URLS = (
 
 @pytest.mark.parametrize("url", URLS)
 @pytest.mark.parametrize("form", ["--storage={}", "--storage {}"])
-@pytest.mark.filterwarnings("ignore")  # a driver may say that it does not know a parameter
+@pytest.mark.filterwarnings("ignore")  # a driver may not know a parameter
 def test_a_storage_that_cannot_be_used_is_named_without_its_password(
     url: str, form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -181,7 +181,7 @@ def test_scores_that_are_no_numbers_are_null_in_json(tmp_path: Path, call: Call)
     def refuse(constant: str) -> None:
         raise AssertionError(f"{constant} is not JSON")
 
-    assert [each["score"] for each in json.loads(out, parse_constant=refuse)["suggestions"]] == [None]
+    assert [suggestion["score"] for suggestion in json.loads(out, parse_constant=refuse)["suggestions"]] == [None]
 
 
 @given(st.text())

@@ -1,4 +1,4 @@
-"""Text on its way out: no passwords, nothing that a terminal or a spreadsheet would obey."""
+"""Text for people: without passwords, safe for terminals and spreadsheets, and the phrases that messages share."""
 
 import difflib
 import re
@@ -7,7 +7,7 @@ from urllib.parse import unquote
 
 _HIDDEN = "***"
 _NAMES = r"[\w-]*(?:password|passwd|passphrase|pwd|secret|token|api[_-]?key)"
-# To the last @: it belongs into a URL as %40, but people forget.
+# Up to the last @: a password should have it as %40, but people forget.
 _IN_URL = re.compile(r"(://[^\s:/@'\"]*:)(\S*)@")
 _BY_NAME = re.compile(rf"(\b{_NAMES}=)([^\s&;,'\"]+)", re.IGNORECASE)
 _IN_WORD = re.compile(r"(://[^:/@]*:)(.*)@", re.DOTALL)
@@ -16,11 +16,11 @@ _SHORTEST_SECRET = 3
 
 
 def hide_passwords(text: str, url: str = "") -> str:
-    """A text without the passwords in its URLs and behind names such as ``password=``.
+    """A text without the passwords in URLs and after names such as ``password=``.
 
     Args:
         text: Any text, such as the message of a library.
-        url: A URL whose password the text may also mention by itself.
+        url: A URL whose password may also occur on its own in the text.
 
     Example:
         >>> hide_passwords("cannot open postgresql://me:hunter2@host/db?sslpassword=x&a=1")
@@ -34,7 +34,7 @@ def hide_passwords(text: str, url: str = "") -> str:
 
 
 def hide_passwords_of_word(word: str) -> str:
-    """The same for one word of a command line, in which a password may hold spaces.
+    """The same for one word of a command line, in which a password may contain spaces.
 
     Example:
         >>> hide_passwords_of_word("--storage=mysql://me:open sesame@host/db")
@@ -44,28 +44,28 @@ def hide_passwords_of_word(word: str) -> str:
 
 
 def _secrets(url: str) -> list[str]:
-    """The passwords of a URL as they may be quoted, the longest first: whole, decoded, and cut at an @ too many."""
+    """The passwords of a URL in every form that a message may quote, longest first: whole, decoded, split at @."""
     found = [match[2] for pattern in (_IN_WORD, _BY_NAME_IN_WORD) for match in pattern.finditer(url)]
     pieces = {piece for secret in found for part in (secret, unquote(secret)) for piece in (part, *part.split("@"))}
     return sorted((piece for piece in pieces if len(piece) >= _SHORTEST_SECRET), key=len, reverse=True)
 
 
-# Controls, line breaks of any kind, marks that turn the direction of what follows, and halves of surrogate pairs.
-_OBEYED = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+# Control characters, line breaks of any kind, marks that change the text direction, and lone surrogates.
+_UNSAFE = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
 def printable(text: str) -> str:
-    r"""A text that stays on its line and gives a terminal no orders: file names and class names can hold anything.
+    r"""A text on one line without control characters. File names and class names may contain anything.
 
     Example:
         >>> print(printable("owl\n\x1b[2J"))
         owl\n\x1b[2J
     """
-    return _OBEYED.sub(lambda found: found[0].encode("unicode_escape", "surrogatepass").decode(), text)
+    return _UNSAFE.sub(lambda found: found[0].encode("unicode_escape", "surrogatepass").decode(), text)
 
 
 def spreadsheet_cell(value: object) -> object:
-    """A cell of a CSV that no spreadsheet takes for a formula; numbers stay numbers.
+    """A CSV cell that no spreadsheet takes for a formula; numbers stay numbers.
 
     Example:
         >>> [spreadsheet_cell(value) for value in ("=1+1", "-0.5", -0.5, "fir")]
@@ -104,7 +104,7 @@ def _letters(name: str) -> str:
 
 
 def counted(number: int, one: str, many: str = "") -> str:
-    """A number and what it counts.
+    """A number with its noun.
 
     Example:
         >>> counted(1, "class", "classes"), counted(1200, "run")
@@ -121,3 +121,23 @@ def some_of(names: Sequence[str], at_most: int = 5) -> str:
         'a, b, ...'
     """
     return ", ".join([*names[:at_most], *(["..."] if len(names) > at_most else [])])
+
+
+def did_you_mean(name: str, known: Iterable[str], at_most: int = 1) -> str:
+    """A question with the known names closest to ``name``, or an empty string if none is close.
+
+    Case, hyphens and underscores do not count.
+
+    Example:
+        >>> did_you_mean("Cross-Entropi", ["focal", "cross_entropy"])
+        'perhaps cross_entropy?'
+        >>> did_you_mean("resnet", ["focal"])
+        ''
+    """
+    by_letters = {_letters(candidate): candidate for candidate in known}
+    close = difflib.get_close_matches(_letters(name), by_letters, at_most)
+    return f"perhaps {' or '.join(by_letters[letters] for letters in close)}?" if close else ""
+
+
+def _letters(name: str) -> str:
+    return re.sub(r"[\W_]", "", name.lower())

@@ -1,6 +1,5 @@
 """Networks: a backbone that gives features, and a last layer that gives scores."""
 
-import difflib
 from typing import Any
 
 import torch
@@ -10,6 +9,7 @@ from shortlist.errors import ShortlistError
 from shortlist.heads.cosine import CosineLinear
 from shortlist.program.config import ModelConfig
 from shortlist.program.models.cifar import DenseNetBC, ResNet
+from shortlist.program.text import did_you_mean
 
 
 class Classifier(nn.Module):
@@ -77,9 +77,9 @@ def _from_timm(config: ModelConfig, input_shape: tuple[int, ...]) -> tuple[nn.Mo
 
     if not timm.is_model(config.name):
         known = ["glyphnet", "densenet40_40", "resnet32", "none", *timm.list_models()]
-        close = difflib.get_close_matches(config.name, known, 3)
-        hint = f", perhaps {' or '.join(close)} was meant" if close else ""
-        raise ShortlistError(f"model.name must be a network of shortlist or timm, got {config.name!r}{hint}")
+        hint = did_you_mean(config.name, known, 3)
+        told = f"model.name must be a network of shortlist or timm, got {config.name!r}"
+        raise ShortlistError(f"{told}, {hint}" if hint else told)
     try:
         backbone = timm.create_model(config.name, pretrained=config.pretrained, num_classes=0, in_chans=input_shape[0])
     except Exception as wrong:
