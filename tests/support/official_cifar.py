@@ -1,4 +1,4 @@
-"""Files in the format of the official CIFAR-100, made by hand: pickles as Python 2 and numpy 1 wrote them in 2009."""
+"""Small files in the format of the official CIFAR-100: pickles as Python 2 and numpy 1 wrote them in 2009."""
 
 import hashlib
 import pickle
@@ -46,7 +46,7 @@ def _written(value: Any) -> bytes:
 
 
 def make_files(images_a_class: int = 20) -> dict[str, bytes]:
-    """A small CIFAR of 6 classes in 3 superclasses, whose images tell their labels in the first pixel."""
+    """A small CIFAR of 6 classes in 3 superclasses. The first pixel of an image is its label."""
     files = {"meta": official_pickle({"fine_label_names": CLASSES, "coarse_label_names": SUPERCLASSES})}
     for seed, (name, count) in enumerate({"train": images_a_class, "test": 4}.items()):
         random = np.random.default_rng(seed)
@@ -65,7 +65,7 @@ def make_files(images_a_class: int = 20) -> dict[str, bytes]:
 
 
 def expect(monkeypatch: pytest.MonkeyPatch, files: dict[str, bytes]) -> None:
-    """Let these files pass for the official ones."""
+    """Let these files pass as the official ones."""
     sums = {name: hashlib.md5(content).hexdigest() for name, content in files.items()}
     monkeypatch.setattr(cifar100, "FILE_MD5", sums)
 
@@ -79,7 +79,7 @@ def put_folder(root: Path, files: dict[str, bytes]) -> None:
 
 def put_archive(root: Path, files: dict[str, bytes], scratch: Path) -> Path:
     put_folder(scratch, files)
-    path = root / cifar100.ARCHIVE
+    path = root / cifar100.DOWNLOAD.file
     with tarfile.open(path, "w:gz") as tar:
         tar.add(scratch / cifar100.FOLDER, cifar100.FOLDER)
     return path

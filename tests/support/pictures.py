@@ -1,4 +1,4 @@
-"""Small image files on disk for tests: photographs of one colour each."""
+"""Small image files for tests, each of one colour."""
 
 from pathlib import Path
 
@@ -8,7 +8,7 @@ Colour = tuple[int, int, int]
 
 
 def colour_of(number: int) -> Colour:
-    """Colours that survive JPEG well enough to be told apart."""
+    """Colours that can still be told apart after JPEG compression."""
     return 40 * (number % 6) + 10, 60 * (number // 6 % 4) + 10, 120
 
 

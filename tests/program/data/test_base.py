@@ -1,4 +1,4 @@
-"""Images become the network's input in the same way wherever that happens: traced, compiled, without gradients."""
+"""Images become the network's input in the same way when traced, compiled or without gradients."""
 
 import pytest
 import torch
@@ -11,7 +11,7 @@ IMAGES = torch.arange(2 * 3 * 4 * 4, dtype=torch.uint8).view(2, 3, 4, 4)
 
 
 def preprocess_of(request: pytest.FixtureRequest) -> Preprocess:
-    """One of its own for each test: what is kept of others tells nothing."""
+    """A different one for each test, so that no cached value of another test is used."""
     mean = (0.1, 0.2, len(request.node.name) / 100)
     return Preprocess(channels=3, resize=4, crop=4, mean=mean, std=(0.5, 0.4, 0.3))
 
@@ -37,7 +37,7 @@ def test_an_export_leaves_nothing_behind(strict: bool, request: pytest.FixtureRe
     want = literally(preprocess, IMAGES)
     torch.testing.assert_close(preprocess.normalise(IMAGES), want)
     torch.testing.assert_close(exported(IMAGES), want)
-    # Nor does what was kept before disturb an export.
+    # Nor do cached values disturb an export.
     again = torch.export.export(Normalise(preprocess), (IMAGES,), strict=strict).module()
     torch.testing.assert_close(again(IMAGES), want)
 

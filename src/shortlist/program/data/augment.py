@@ -1,4 +1,4 @@
-"""Random changes to a batch of images that is already on its device: a few kernels, nothing waits for the GPU."""
+"""Random changes to a batch of images on its device: a few kernels, and nothing waits for the GPU."""
 
 from dataclasses import dataclass
 from typing import ClassVar, Protocol
@@ -10,7 +10,7 @@ from torch import Tensor
 
 class Augmentation(Protocol):
     columns: ClassVar[int]
-    """Uniform numbers that one image uses up."""
+    """Uniform numbers used by one image."""
 
     def __call__(self, images: Tensor, uniform: Tensor) -> Tensor:
         """``(N, C, H, W)`` uint8 images and ``(N, columns)`` numbers in [0, 1) to images in the range 0 to 255."""
@@ -19,7 +19,7 @@ class Augmentation(Protocol):
 
 @dataclass(frozen=True)
 class CropAndFlip:
-    """Pad with black, crop at random to the size before, and flip every other image: the standard for CIFAR."""
+    """Pad with black, crop back to size at random, and flip half of the images: the standard for CIFAR."""
 
     padding: int = 4
     columns: ClassVar[int] = 3
@@ -39,7 +39,7 @@ class CropAndFlip:
         row_NH = torch.arange(height, device=device) + down_N.unsqueeze(1)
         column_W = torch.arange(width, device=device)
         column_NW = torch.where(uniform[:, 2:] < 0.5, column_W, column_W.flip(0)) + right_N.unsqueeze(1)
-        # Where each pixel comes from in its padded image, read line by line: one index for all channels.
+        # Where each pixel comes from in the flattened padded image: one index for all channels.
         source_NHW = row_NH.unsqueeze(2) * (width + 2 * self.padding) + column_NW.unsqueeze(1)
         padded = F.pad(images, (self.padding,) * 4).flatten(2)
         return padded.gather(2, source_NHW.flatten(1).unsqueeze(1).expand(-1, channels, -1)).view(images.shape)
@@ -47,16 +47,16 @@ class CropAndFlip:
 
 @dataclass(frozen=True)
 class SmallAffine:
-    """Turn, shear, stretch and shift a little, with no flips: for characters, whose mirror image is another one."""
+    """Turn, shear, stretch and shift a little. No flips: a mirrored character may be another one."""
 
     degrees: float = 8.0
     shear: float = 0.1
     stretch: float = 0.1
     """Largest change of height and width, as a share of them."""
     shift: float = 0.06
-    """Largest move in each direction, as a share of the side."""
+    """Largest shift in each direction, as a share of the side."""
     background: float = 255.0
-    """Brightness of what comes into view at the edges."""
+    """Brightness beyond the edges of the image."""
     columns: ClassVar[int] = 6
 
     def __call__(self, images: Tensor, uniform: Tensor) -> Tensor:
@@ -86,12 +86,12 @@ def warp(
 ) -> Tensor:
     """Float images ``(N, C, H, W)``, each stretched, sheared, turned and shifted by its own numbers; zero beyond edges.
 
-    The shifts are shares of the side. With ``size`` the result has that side, and shows the same scene.
+    Shifts are shares of the side. ``size`` is the side of the result, which shows the same scene.
     """
     cos, sin = angle.cos().view(-1, 1, 1), angle.sin().view(-1, 1, 1)
-    shear, height, width, down, right = (each.view(-1, 1, 1) for each in (shear, height, width, down, right))
+    shear, height, width, down, right = (value.view(-1, 1, 1) for value in (shear, height, width, down, right))
     rows, columns = (size, size) if size else images.shape[2:]
-    # From where each pixel comes, in coordinates from -1 to 1: shift back, turn back, shear back, then shrink.
+    # Where each pixel comes from, in coordinates from -1 to 1: undo the shift, the turn, the shear, the stretch.
     # Written out, because a matrix product may round differently in another batch.
     y = _centres(rows, images.device).view(1, -1, 1) - 2 * down
     x = _centres(columns, images.device).view(1, 1, -1) - 2 * right

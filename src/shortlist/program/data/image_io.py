@@ -1,4 +1,4 @@
-"""One image file: finding it, reading it whatever its format, and cutting it to what a network sees."""
+"""One image file: read it in any format, and crop it to what a network sees."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -16,7 +16,7 @@ SUFFIXES = frozenset(
     | ({".avif"} if "avif" in features.get_supported() else set())  # not in every Pillow
 )
 
-# What makes an image upright, by the orientation that its camera noted.
+# What makes an image upright, by the orientation in its EXIF data.
 _TURNS = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
     3: Image.Transpose.ROTATE_180,
@@ -40,32 +40,32 @@ def read_image(path: str | Path, channels: int) -> Image.Image:
     Raises ``ShortlistError`` naming the file if it cannot be read.
     """
     if not Path(path).is_file() and Path(path).exists():
-        raise ShortlistError(f"{path} cannot be read as an image: it is no regular file")
+        raise ShortlistError(f"{path} cannot be read as an image: it is not a regular file")
     try:
-        # Not by its name: Pillow maps some TIFF files into memory, and garbles those that it has to turn.
+        # Not by its name: Pillow would map some TIFF files into memory, and garbles those that it has to turn.
         with Path(path).open("rb") as content, Image.open(content) as file:
             file.load()
             return _eight_bit(_upright(file)).convert("L" if channels == 1 else "RGB")
     except UnidentifiedImageError:
-        raise ShortlistError(f"{path} cannot be read as an image: it begins like none that is known") from None
-    except Exception as error:  # decoders fail on broken files in every way there is
+        raise ShortlistError(f"{path} cannot be read as an image: unknown format") from None
+    except Exception as error:  # decoders raise all kinds of errors on broken files
         raise ShortlistError(f"{path} cannot be read as an image: {error}") from error
 
 
 def _upright(image: Image.Image) -> Image.Image:
-    # Not ImageOps.exif_transpose: it writes all of the notes anew, and fails where any one of them is odd.
+    # Not ImageOps.exif_transpose: it rewrites all EXIF data, and fails if any entry is invalid.
     try:
         orientation = image.getexif().get(ExifTags.Base.Orientation)
-    except Exception:  # what is wrong with the notes is nothing to the picture
+    except Exception:  # invalid EXIF data does not harm the picture
         return image
     return image.transpose(_TURNS[orientation]) if orientation in _TURNS else image
 
 
 def _eight_bit(image: Image.Image) -> Image.Image:
-    if image.mode.startswith("I"):  # 16 bits of grey, which Pillow would cut off at 255
+    if image.mode.startswith("I"):  # 16-bit grey, which Pillow would clip at 255
         return Image.fromarray((np.asarray(image).clip(0, 65535) // 257).astype(np.uint8))
     if image.mode == "F":
-        raise ShortlistError("its pixels are floating-point numbers, of which nobody knows the range")
+        raise ShortlistError("its pixels are floating-point numbers of unknown range; convert it to 8 or 16 bits")
     if image.has_transparency_data:
         image = image.convert("RGBA")
         return Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
@@ -73,7 +73,7 @@ def _eight_bit(image: Image.Image) -> Image.Image:
 
 
 def file_preprocess(image_size: int) -> Preprocess:
-    """As usual for photographs: 224 of 256 pixels, or the same share of another size, in ImageNet's colours.
+    """The usual for photographs: 224 of 256 pixels, or the same ratio at another size, and ImageNet's mean and std.
 
     Example:
         >>> file_preprocess(112).resize
@@ -84,17 +84,17 @@ def file_preprocess(image_size: int) -> Preprocess:
 
 
 def evaluation_transform(preprocess: Preprocess) -> Transform:
-    """Resize the shorter side and cut out the central square."""
+    """Resize the shorter side and crop the central square."""
     return _pipeline(v2.Resize(preprocess.resize), v2.CenterCrop(preprocess.crop))
 
 
 def random_crop(preprocess: Preprocess) -> Transform:
-    """Resize the shorter side and cut out a square at random, with no flip: the paper's way with Pl@ntNet-300K."""
+    """Resize the shorter side and crop a random square, without flips: as in the paper for Pl@ntNet-300K."""
     return _pipeline(v2.Resize(preprocess.resize), v2.RandomCrop(preprocess.crop))
 
 
 def random_resized_crop_and_flip(preprocess: Preprocess) -> Transform:
-    """Cut out a part of random size and shape, and flip every other image: the usual for ImageNet."""
+    """Crop a random size and shape, and flip half of the images: the usual for ImageNet."""
     return _pipeline(v2.RandomResizedCrop(preprocess.crop), v2.RandomHorizontalFlip())
 
 
@@ -104,7 +104,7 @@ def _pipeline(*steps: v2.Transform) -> Transform:
 
 
 def _not_too_thin(image: Image.Image) -> Image.Image:
-    """The middle of a very thin image: with its short side resized, the long one might not fit into memory."""
+    """The middle of a very thin image: once its short side is resized, the long one might not fit into memory."""
     longest = _LARGEST_ASPECT * min(image.size)
     if max(image.size) <= longest:
         return image

@@ -1,7 +1,7 @@
-"""Reading the pickles of CIFAR without running anything that a pickle may ask for.
+"""Read the pickles of CIFAR without running code.
 
 A pickle is a program. This reader knows dictionaries, lists, numbers and strings, and the three names by which numpy
-stored its arrays in 2009, for which it puts stand-ins of its own. Every other name is refused.
+stored arrays in 2009; for those it uses stand-ins of its own. Every other name is refused.
 """
 
 import io
@@ -15,7 +15,7 @@ from shortlist.errors import ShortlistError
 
 
 def load_plain_pickle(content: bytes, name: str) -> Any:
-    """The containers, bytes and uint8 arrays in a pickle of Python 2; ``name`` says in messages which file it is.
+    """The containers, bytes and uint8 arrays in a pickle of Python 2; ``name`` is the file in error messages.
 
     Example:
         >>> load_plain_pickle(pickle.dumps({"a": [1, 2]}), "example")
@@ -42,7 +42,7 @@ class _PlainUnpickler(pickle.Unpickler):
 
 
 class _StoredArray:
-    """Takes what numpy's own reconstruction would be given, and checks it."""
+    """Takes the arguments of numpy's own reconstruction, and checks them."""
 
     array: NDArray[np.uint8]
 

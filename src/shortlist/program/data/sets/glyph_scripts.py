@@ -1,4 +1,4 @@
-"""Which characters the built-in data has, and which of matplotlib's fonts can draw each of them."""
+"""The characters of the built-in data, and the fonts of matplotlib that can draw each."""
 
 import unicodedata
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ FONTS = (
     *(f"DejaVuSerif{style}" for style in ("", "-Bold", "-Italic", "-BoldItalic")),
     *(f"STIXGeneral{style}" for style in ("", "Bol", "Italic", "BolIta")),
 )
-"""Not the Computer Modern fonts: they have Latin letters alone, so they would give a Latin look-alike away."""
+"""Without Computer Modern: it has only Latin letters, and would tell them from their look-alikes."""
 
 _SYMBOLS = (
     "FOR ALL",
@@ -105,7 +105,7 @@ def fonts_with(character: Character) -> tuple[Path, ...]:
 
 @cache
 def _drawable() -> dict[Path, frozenset[int]]:
-    # Slow to import, and needed only when there is no cached copy of the images.
+    # Slow to import, and needed only if there is no cached copy of the images.
     from matplotlib import get_data_path
     from matplotlib.ft2font import FT2Font
 
