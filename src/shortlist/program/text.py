@@ -85,24 +85,6 @@ def _is_number(text: str) -> bool:
     return not text.isspace()
 
 
-def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """The end of a message about an unknown name: the known name that is closest to it, or nothing.
-
-    Case, hyphens and underscores do not count.
-
-    Example:
-        >>> did_you_mean("Cross-Entropy", ["cross_entropy", "focal"])
-        ': did you mean cross_entropy?'
-    """
-    letters = {_letters(candidate): candidate for candidate in known}
-    close = difflib.get_close_matches(_letters(name), letters, 1)
-    return f": did you mean {letters[close[0]]}?" if close else ""
-
-
-def _letters(name: str) -> str:
-    return re.sub(r"[\W_]", "", name.lower())
-
-
 def counted(number: int, one: str, many: str = "") -> str:
     """A number with its noun.
 
@@ -124,19 +106,19 @@ def some_of(names: Sequence[str], at_most: int = 5) -> str:
 
 
 def did_you_mean(name: str, known: Iterable[str], at_most: int = 1) -> str:
-    """A question with the known names closest to ``name``, or an empty string if none is close.
+    """The end of a message about an unknown name: the known names that are closest to it, if any.
 
     Case, hyphens and underscores do not count.
 
     Example:
         >>> did_you_mean("Cross-Entropi", ["focal", "cross_entropy"])
-        'perhaps cross_entropy?'
+        ': did you mean cross_entropy?'
         >>> did_you_mean("resnet", ["focal"])
         ''
     """
     by_letters = {_letters(candidate): candidate for candidate in known}
     close = difflib.get_close_matches(_letters(name), by_letters, at_most)
-    return f"perhaps {' or '.join(by_letters[letters] for letters in close)}?" if close else ""
+    return f": did you mean {' or '.join(by_letters[letters] for letters in close)}?" if close else ""
 
 
 def _letters(name: str) -> str:

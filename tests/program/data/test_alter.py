@@ -1,4 +1,6 @@
-"""Class sizes of long-tailed subsets."""
+"""Long-tailed subsets, held-out splits and label noise."""
+
+from dataclasses import replace
 
 import pytest
 import torch
@@ -9,16 +11,18 @@ from torch import Tensor
 from shortlist.errors import ShortlistError
 from shortlist.program.config import DataConfig
 from shortlist.program.data.alter import (
+    add_label_noise,
     consecutive_groups,
+    generator_for,
     hold_out,
     long_tailed_subset,
-    noisy,
     redraw_within_groups,
-    seeded,
     size_profile,
     sizes_from_profile,
-    thinned,
+    thin_classes,
 )
+from shortlist.program.data.base import LabelNoise, Thinning
+from shortlist.program.data.in_memory import Rows
 
 
 def generator(seed: int = 0) -> torch.Generator:
@@ -165,25 +169,25 @@ def test_a_last_short_block_stays_in_range() -> None:
 def test_the_seed_decides_and_the_count_is_noted() -> None:
     labels = torch.arange(20).repeat(30)
     config = DataConfig(label_noise=0.5, noise_groups="consecutive", seed=4)
-    changed, facts = noisy(labels, 20, config)
-    assert torch.equal(changed, noisy(labels, 20, config)[0])
-    assert not torch.equal(changed, noisy(labels, 20, DataConfig(label_noise=0.5, noise_groups="consecutive"))[0])
-    assert facts == {"label_noise": {"changed": int((changed != labels).sum()), "of": 600}}
-    assert noisy(labels, 20, DataConfig()) == (labels, {})
+    changed, noise = add_label_noise(labels, 20, config)
+    assert torch.equal(changed, add_label_noise(labels, 20, config)[0])
+    assert not torch.equal(changed, add_label_noise(labels, 20, replace(config, seed=0))[0])
+    assert noise == LabelNoise(changed=int((changed != labels).sum()), of=600)
+    assert add_label_noise(labels, 20, DataConfig()) == (labels, None)
 
 
 def test_superclass_noise_needs_superclasses() -> None:
     labels = torch.arange(4).repeat(50)
     config = DataConfig(name="folder", label_noise=1)
-    changed, _ = noisy(labels, 4, config, ["fish", "bird", "fish", "bird"])
+    changed, _ = add_label_noise(labels, 4, config, ["fish", "bird", "fish", "bird"])
     assert torch.equal(changed % 2, labels % 2)
     with pytest.raises(ShortlistError, match=r"data.noise_groups must be consecutive for folder"):
-        noisy(labels, 4, config)
+        add_label_noise(labels, 4, config)
 
 
 def test_each_purpose_has_random_numbers_of_its_own() -> None:
     first, again, purpose, seed = (
-        torch.rand(4, generator=seeded(DataConfig(seed=number), name)).tolist()
+        torch.rand(4, generator=generator_for(DataConfig(seed=number), name)).tolist()
         for number, name in ((0, "validation"), (0, "validation"), (0, "imbalance"), (1, "validation"))
     )
     assert first == again
@@ -194,7 +198,9 @@ def test_each_purpose_has_random_numbers_of_its_own() -> None:
 def test_thinning_is_the_same_with_and_without_noise() -> None:
     labels = torch.arange(10).repeat_interleave(50)
     config = DataConfig(imbalance=10, label_noise=0.5, noise_groups="consecutive")
-    kept, facts = thinned(labels, 10, config)
-    assert torch.equal(kept, thinned(labels, 10, DataConfig(imbalance=10))[0])
-    assert facts == {"imbalance": {"kept": len(kept), "of": 500}}
-    assert torch.equal(thinned(labels, 10, DataConfig())[0], torch.arange(500))
+    rows = Rows(torch.arange(500), labels)
+    kept, thinning = thin_classes(rows, 10, config)
+    assert torch.equal(kept.inputs, thin_classes(rows, 10, DataConfig(imbalance=10))[0].inputs)
+    assert torch.equal(kept.labels, labels[kept.inputs])
+    assert thinning == Thinning(kept=len(kept.labels), of=500)
+    assert thin_classes(rows, 10, DataConfig()) == (rows, None)

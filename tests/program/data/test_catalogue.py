@@ -1,4 +1,4 @@
-"""What `shortlist datasets` knows, and downloading, from a server on this machine."""
+"""The list of data sets, where they are kept, and downloads from a server on this machine."""
 
 import hashlib
 import os
@@ -17,7 +17,7 @@ from shortlist.errors import ShortlistError
 from shortlist.program.config import DataConfig, DataName
 from shortlist.program.data import catalogue
 from shortlist.program.data.catalogue import data_root, load_problem, user_cache
-from shortlist.program.data.download import download
+from shortlist.program.data.download import Download, download
 from shortlist.program.data.sets import cifar100
 from shortlist.program.data.sets.glyph_scripts import characters
 from tests.support.official_cifar import expect, make_files, put_archive
@@ -44,7 +44,7 @@ def served(tmp_path: Path) -> Iterator[tuple[str, Path]]:
     folder = tmp_path / "served"
     folder.mkdir()
     server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(folder)))
-    thread = threading.Thread(target=server.serve_forever)
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
     thread.start()
     yield f"http://127.0.0.1:{server.server_port}", folder
     server.shutdown()
@@ -97,8 +97,8 @@ def test_cifar100_is_fetched_and_can_then_be_loaded(
     files = make_files()
     expect(monkeypatch, files)
     archive = put_archive(folder, files, tmp_path / "scratch")
-    monkeypatch.setattr(cifar100, "ARCHIVE_MD5", md5(archive.read_bytes()))
-    monkeypatch.setattr(catalogue, "CIFAR100_URL", f"{url}/{archive.name}")
+    offered = Download(f"{url}/{archive.name}", archive.name, md5(archive.read_bytes()))
+    monkeypatch.setattr(cifar100, "DOWNLOAD", offered)
     root = tmp_path / "root"
     assert catalogue.fetch("cifar100", str(root)) == root / archive.name
     assert len(load_problem(DataConfig(name="cifar100", root=str(root))).classes) == 6
@@ -115,6 +115,7 @@ def test_every_data_set_is_in_the_catalogue_and_has_a_loader() -> None:
     for name, entry in catalogue.CATALOGUE.items():
         assert entry.name == name
         assert all((entry.what, entry.size, entry.terms, entry.fetch, entry.put))
+        assert callable(entry.source().load)
     assert catalogue.CATALOGUE["glyphs"].size.startswith(f"{len(characters())} classes")
 
 
@@ -132,10 +133,11 @@ def test_check_says_what_is_missing_and_what_is_incomplete(tmp_path: Path, monke
 
 
 def test_only_the_chosen_data_set_is_imported(tmp_path: Path) -> None:
+    """The list alone does not even need torch."""
     program = (
         "import sys, shortlist, shortlist.program.data.catalogue\n"
         "heavy = {'torchvision', 'matplotlib', 'PIL'}\n"
-        "print(sorted(heavy & set(sys.modules)))\n"
+        "print(sorted((heavy | {'torch', 'numpy'}) & set(sys.modules)))\n"
         "from shortlist.program.config import DataConfig\n"
         "try:\n"
         f"    shortlist.program.data.catalogue.load_problem(DataConfig(name='cifar100', root={str(tmp_path)!r}))\n"

@@ -1,4 +1,4 @@
-"""Image files read by worker processes."""
+"""Image files in folders of classes, read by worker processes."""
 
 import multiprocessing
 import os
@@ -111,7 +111,7 @@ def test_reading_leaves_the_global_random_numbers_alone(folder: Path) -> None:
 def test_an_unreadable_image_ends_the_run_with_its_name(folder: Path, workers: int) -> None:
     (folder / "4.png").write_bytes(b"not an image")
     split = split_of(folder, workers=workers)
-    with pytest.raises(ShortlistError, match=r"^\S*/4.png cannot be read as an image: .*on_bad_image skip"):
+    with pytest.raises(ShortlistError, match=r"^\S*/4.png cannot be read as an image: .*data\.on_bad_image"):
         list(split.batches(plan_of(3, 3, 6), CPU))
     assert split.skipped == []
 
@@ -139,7 +139,7 @@ def test_a_batch_of_unreadable_images_is_empty_but_has_its_shape(folder: Path) -
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_workers_leave_signals_to_their_parent(folder: Path, number: signal.Signals) -> None:
-    """Terminals and schedulers send them to all processes; training ends with its step, for which it needs them."""
+    """Terminals and schedulers signal all processes. Training finishes its step first, and needs the workers for it."""
     batches = split_of(folder, workers=2).batches(plan_of(*[1] * COUNT), CPU)
     read = [next(batches), next(batches)]  # one of each worker: both are up
     for worker in multiprocessing.active_children():

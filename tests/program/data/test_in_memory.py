@@ -8,7 +8,6 @@ from torch import Tensor
 
 from shortlist.errors import ShortlistError
 from shortlist.program.config import DataConfig
-from shortlist.program.data import in_memory as tensors
 from shortlist.program.data.augment import CropAndFlip, SmallAffine
 from shortlist.program.data.base import Preprocess
 from shortlist.program.data.in_memory import TensorSplit, refuse_other_size
@@ -101,22 +100,20 @@ def test_images_in_memory_cannot_be_resized() -> None:
 
 
 @pytest.mark.parametrize("at_once", [1, 16, 2048])
-def test_how_many_batches_are_made_at_once_changes_nothing(monkeypatch: pytest.MonkeyPatch, at_once: int) -> None:
+def test_how_many_batches_are_made_at_once_changes_nothing(at_once: int) -> None:
     split = images_split()
     plan = [torch.arange(7), torch.tensor([], dtype=torch.int64), torch.arange(7, 40), torch.tensor([3])]
     wanted = list(split.batches(plan, CPU, 7))
-    monkeypatch.setattr(tensors, "_PREPARED_AT_ONCE", at_once)
+    split.prepared_at_once = at_once
     for got, want in zip(split.batches(plan, CPU, 7), wanted, strict=True):
         assert all(torch.equal(mine, theirs) for mine, theirs in zip(got, want, strict=True))
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("augmentation", [CropAndFlip(), SmallAffine()])
-def test_batches_on_the_gpu_equal_those_on_the_cpu_and_never_wait(
-    augmentation: CropAndFlip | SmallAffine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(tensors, "_PREPARED_AT_ONCE", 16)
+def test_batches_on_the_gpu_equal_those_on_the_cpu_and_never_wait(augmentation: CropAndFlip | SmallAffine) -> None:
     split = images_split()
+    split.prepared_at_once = 16
     split.augmentation = augmentation
     plan = list(torch.split(torch.arange(40), 16))
     batches = split.batches(plan, torch.device("cuda"), 7)

@@ -1,25 +1,40 @@
-"""Whatever is in the files of a run, a command answers with a sentence that names the file."""
+"""Records of a run: a damaged one is an error that names the file, and changed data is noticed."""
 
 import json
 import os
 import resource
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from shortlist import ShortlistError
+from shortlist.program.cli import commands
 from shortlist.program.config import DataConfig, ModelConfig, RunConfig, TrainConfig
+from shortlist.program.data.base import SPLITS, Problem
 from shortlist.program.data.catalogue import load_problem
 from shortlist.program.data.image_io import read_image
+from shortlist.program.data.safe_pickle import load_plain_pickle
+from shortlist.program.data.sets import glyphs
 from shortlist.program.losses import CrossEntropyConfig
 from shortlist.program.report.page import write_report
 from shortlist.program.runs.folder import RunFolder
-from shortlist.program.runs.records import has_other_training_images
+from shortlist.program.runs.records import (
+    has_other_training_images,
+    read_facts,
+    refuse_other_data,
+    refuse_other_training_images,
+    write_facts,
+)
 from shortlist.program.training.loop import Trainer, train
 from shortlist.program.training.predict import Predictor, image_files
 from tests.support.damaged_runs import few_damages, make_runs, unexplained
+from tests.support.official_cifar import expect, make_files, official_pickle, put_folder
 from tests.support.pictures import put_classes, put_image
 from tests.support.run_folders import make_run, small_world
+from tests.support.small_runs import write_embeddings
 
 
 def test_no_damaged_record_ends_in_a_traceback(tmp_path: Path) -> None:
@@ -80,16 +95,22 @@ def photos(tmp_path: Path) -> Path:
     return tmp_path / "photos"
 
 
-@pytest.fixture
-def unfinished(photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def unfinished_run(config: RunConfig, folder: Path) -> Path:
+    """Killed after its last epoch, before its test."""
+
     def killed(trainer: Trainer) -> None:
         raise Killed
 
-    with monkeypatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Trainer, "test", killed)
         with pytest.raises(Killed):
-            train(photos_config(photos), folder=tmp_path / "run", quiet=True)
-    return tmp_path / "run"
+            train(config, folder=folder, quiet=True)
+    return folder
+
+
+@pytest.fixture
+def unfinished(photos: Path, tmp_path: Path) -> Path:
+    return unfinished_run(photos_config(photos), tmp_path / "run")
 
 
 @pytest.mark.parametrize("part", ["train", "val", "test"])
@@ -97,7 +118,7 @@ def test_a_run_does_not_go_on_with_a_replaced_image(photos: Path, unfinished: Pa
     image = photos / part / "owl" / "1.png"
     before = image.read_bytes()
     put_image(image, size=(70, 90))
-    with pytest.raises(ShortlistError, match=f"the data has changed: an image of {part} was replaced"):
+    with pytest.raises(ShortlistError, match=f"the data has changed: samples of {part} were replaced"):
         train(photos_config(photos), folder=unfinished, resume=True, quiet=True)
     replaced = has_other_training_images(load_problem(photos_config(photos).data), RunFolder(unfinished))
     assert replaced == (part == "train")
@@ -120,6 +141,131 @@ def test_a_run_of_an_older_version_goes_on(photos: Path, unfinished: Path) -> No
     assert train(photos_config(photos), folder=unfinished, resume=True, quiet=True).finished
 
 
+@dataclass(frozen=True)
+class InMemory:
+    """A small data set in memory, and how to change the rows of a split."""
+
+    config: DataConfig
+    change: Callable[[str], None]
+
+
+def _embeddings(folder: Path, monkeypatch: pytest.MonkeyPatch) -> InMemory:
+    path = write_embeddings(folder / "points.npz", images=60)
+    return InMemory(DataConfig(name="embeddings", root=str(path)), lambda split: change_array(path, split))
+
+
+def _glyphs(folder: Path, monkeypatch: pytest.MonkeyPatch) -> InMemory:
+    monkeypatch.setattr(glyphs, "TRAIN_IMAGES_A_CLASS", 2)
+    monkeypatch.setattr(glyphs, "HELD_OUT_IMAGES_A_CLASS", 1)
+
+    def change(split: str) -> None:
+        (cached,) = (folder / "glyphs").iterdir()
+        change_array(cached, split)
+
+    return InMemory(DataConfig(name="glyphs", root=str(folder)), change)
+
+
+def _cifar100(folder: Path, monkeypatch: pytest.MonkeyPatch) -> InMemory:
+    files = make_files()
+    expect(monkeypatch, files)
+    put_folder(folder, files)
+    config = DataConfig(name="cifar100", root=str(folder))
+
+    def change(split: str) -> None:
+        file = "test" if split == "test" else "train"
+        stored = load_plain_pickle(files[file], file)
+        pixels = stored[b"data"].copy()
+        (val,) = load_problem(config).facts.held_out.values()
+        row = 0 if split == "test" else next(row for row in range(120) if (row in val) == (split == "val"))
+        pixels[row, -1] ^= 1
+        changed = files | {file: official_pickle(stored | {b"data": pixels})}
+        expect(monkeypatch, changed)
+        put_folder(folder, changed)
+
+    return InMemory(config, change)
+
+
+def change_array(path: Path, split: str) -> None:
+    arrays = dict(np.load(path))
+    inputs = arrays[f"{split}_x"]
+    inputs[0] = 1 - inputs[0]
+    np.savez(path, **arrays)
+
+
+IN_MEMORY = {"embeddings": _embeddings, "glyphs": _glyphs, "cifar100": _cifar100}
+
+
+@pytest.fixture(params=IN_MEMORY)
+def in_memory(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> InMemory:
+    return IN_MEMORY[request.param](tmp_path, monkeypatch)
+
+
+def recorded(folder: Path, problem: Problem) -> RunFolder:
+    """A run that has recorded its data, and no more."""
+    run = RunFolder(folder)
+    run.path.mkdir()
+    run.write_json("classes.json", {"names": problem.classes, "train_images": problem.class_counts.tolist()})
+    write_facts(run, problem)
+    return run
+
+
+@pytest.mark.parametrize("split", SPLITS)
+def test_changed_rows_of_data_in_memory_are_noticed(in_memory: InMemory, tmp_path: Path, split: str) -> None:
+    before = load_problem(in_memory.config)
+    run = recorded(tmp_path / "run", before)
+    refuse_other_training_images(load_problem(in_memory.config), run)
+    in_memory.change(split)
+    after = load_problem(in_memory.config)
+    refuse_other_data(after, run)  # classes and splits are as before
+    wanted = "the training images are not those" if split == "train" else f"samples of {split} were replaced"
+    with pytest.raises(ShortlistError, match=f"the data has changed: {wanted}"):
+        refuse_other_training_images(after, run)
+    assert has_other_training_images(after, run) == (split == "train")
+
+
+def test_facts_are_read_as_they_were_recorded(in_memory: InMemory, photos: Path, tmp_path: Path) -> None:
+    altered = replace(in_memory.config, label_noise=0.5, noise_groups="consecutive", imbalance=2)
+    (photos / "train" / "owl" / "notes.txt").touch()
+    for number, config in enumerate((in_memory.config, altered, photos_config(photos).data)):
+        facts = load_problem(config).facts
+        read = read_facts(recorded(tmp_path / str(number), load_problem(config)))
+        assert None not in (facts.train_digest, facts.test_digest)
+        assert set(read.fingerprints) == set(SPLITS)
+        assert replace(read, fingerprints={}) == facts
+
+
+def test_a_remark_of_one_data_set_is_recorded(in_memory: InMemory, tmp_path: Path) -> None:
+    problem = load_problem(in_memory.config)
+    problem = replace(problem, facts=replace(problem.facts, remarks={"not_cached": "no room"}))
+    run = recorded(tmp_path / "run", problem)
+    assert run.read_json("facts.json")["not_cached"] == "no room"
+    assert read_facts(run).remarks == {"not_cached": "no room"}
+
+
+def test_what_an_older_version_did_not_record_is_no_change(in_memory: InMemory, tmp_path: Path) -> None:
+    run = recorded(tmp_path / "run", load_problem(in_memory.config))
+    new = {"train_digest", "test_digest", "fingerprints"}
+    run.write_json("facts.json", {name: fact for name, fact in run.read_json("facts.json").items() if name not in new})
+    in_memory.change("train")
+    after = load_problem(in_memory.config)
+    refuse_other_data(after, run)
+    refuse_other_training_images(after, run)
+    assert not has_other_training_images(after, run)
+
+
+def test_a_run_on_images_in_memory_does_not_go_on_with_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = _cifar100(tmp_path, monkeypatch)
+    config = replace(photos_config(tmp_path), data=data.config)
+    run = unfinished_run(config, tmp_path / "run")
+    data.change("train")
+    with pytest.raises(ShortlistError, match=f"the training images are not those that {run} began with"):
+        train(config, folder=run, resume=True, quiet=True)
+    commands.evaluate([str(run), "--device", "cpu"])
+    assert f"the training images are not those that {run} was trained on" in capsys.readouterr().err
+
+
 def test_a_pipe_among_images_is_named_and_not_waited_for(
     photos: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -132,12 +278,12 @@ def test_a_pipe_among_images_is_named_and_not_waited_for(
     assert len(list(Predictor(run, "cpu").suggest(found, 1))) == 24
     with pytest.raises(ShortlistError, match=f"{pipe}.* no regular file"):
         image_files([pipe])
-    with pytest.raises(ShortlistError, match=f"{pipe}.* no regular file"):
+    with pytest.raises(ShortlistError, match=f"{pipe}.* not a regular file"):
         read_image(pipe, 3)
 
 
 def test_a_link_that_leads_nowhere_is_an_image_that_cannot_be_read(photos: Path, tmp_path: Path) -> None:
-    """Left out in silence, a folder whose images were never fetched would be a smaller data set."""
+    """Without an error, a folder whose images were never fetched would silently be a smaller data set."""
     (photos / "train" / "owl" / "link.png").symlink_to(tmp_path / "nowhere")
     with pytest.raises(ShortlistError, match=r"link\.png cannot be read"):
         train(photos_config(photos), folder=tmp_path / "run", quiet=True)

@@ -1,22 +1,38 @@
-"""What the training program knows of data: three splits of numbered images, and the names of their classes."""
+"""What every data set gives to the program: three splits of numbered samples, class names, and facts to record."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any
+from pathlib import Path
+from typing import TypedDict
 
 import torch
 from torch import Tensor
 
+from shortlist.errors import ShortlistError
 from shortlist.program.seeds import mix_seed
+
+SPLITS = ("train", "val", "test")
+
+
+class Fingerprint(TypedDict):
+    """Tells whether samples of a split were replaced: ``names`` is then as before, and ``sizes`` is not.
+
+    Samples that were only added change both.
+    """
+
+    names: str
+    """Digest of the file names; of data in memory, the number of rows."""
+    sizes: str
+    """Digest of the file sizes; of data in memory, of the rows themselves."""
 
 
 class Split(ABC):
-    """Numbered inputs with labels."""
+    """Numbered samples with labels."""
 
     labels: Tensor
-    """``(N,)`` int64, on the CPU; what training sees, so with any label noise in it."""
+    """``(N,)`` int64, on the CPU. Label noise is included."""
     skipped: Sequence[str] = ()
     """Files that this process could not read and left out."""
 
@@ -29,16 +45,13 @@ class Split(ABC):
     ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         """For each index tensor of the plan: network inputs, labels and the indices themselves, on the device.
 
-        With a seed the inputs are augmented, each in a way that depends on the seed and its own index alone: not on the
-        batch, the rank or the number of workers. Unreadable images that the user chose to skip are missing from
+        With a seed the inputs are augmented. The augmentation of a sample depends on the seed and its index only: not
+        on the batch, the rank or the number of workers. Unreadable images that the user chose to skip are missing from
         their batch, which may be empty.
         """
 
-    def fingerprint(self) -> dict[str, str] | None:
-        """``names`` and ``sizes`` of its files as digests; None where the facts tell the data itself apart.
-
-        What is known of files without reading them, which would take as long as an epoch.
-        """
+    def fingerprint(self) -> Fingerprint | None:
+        """Recorded with a run, to notice replaced samples. No file is read: that would take as long as an epoch."""
         return None
 
     @abstractmethod
@@ -48,7 +61,7 @@ class Split(ABC):
 
 @dataclass(frozen=True)
 class Preprocess:
-    """How an image becomes the network's input; enough to do it again for an image that a user brings."""
+    """How an image becomes the network's input: enough to repeat it for new images."""
 
     channels: int
     """1 for grey, 3 for RGB."""
@@ -62,8 +75,8 @@ class Preprocess:
     def normalise(self, images: Tensor) -> Tensor:
         """uint8 ``(N, C, H, W)`` to floats of about zero mean and unit deviation."""
         # While torch traces a module, constants are fake tensors, which must not outlive the trace.
-        plain = type(images) is Tensor and not torch.compiler.is_compiling()
-        mean, std = (_kept_mean_and_std if plain else _mean_and_std)(self, images.device)
+        is_plain = type(images) is Tensor and not torch.compiler.is_compiling()
+        mean, std = (_cached_mean_and_std if is_plain else _mean_and_std)(self, images.device)
         return (images.float() - mean) / std
 
 
@@ -73,10 +86,50 @@ def _mean_and_std(preprocess: Preprocess, device: torch.device) -> tuple[Tensor,
 
 
 @cache
-def _kept_mean_and_std(preprocess: Preprocess, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Kept, because a tensor made from Python numbers on a GPU waits for the GPU."""
-    with torch.inference_mode(False):  # tensors made in that mode could not be used where gradients are wanted
+def _cached_mean_and_std(preprocess: Preprocess, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Cached, because making a GPU tensor from Python numbers waits for the GPU."""
+    with torch.inference_mode(False):  # tensors made in that mode cannot be used where gradients are needed
         return _mean_and_std(preprocess, device)
+
+
+@dataclass(frozen=True)
+class Thinning:
+    """How many training samples ``data.imbalance`` kept."""
+
+    kept: int
+    of: int
+
+
+@dataclass(frozen=True)
+class LabelNoise:
+    """How many training labels ``data.label_noise`` made wrong."""
+
+    changed: int
+    of: int
+
+
+@dataclass(frozen=True)
+class DataFacts:
+    """What was decided while the data was loaded, and what shows later whether it has changed.
+
+    A run keeps it as ``facts.json``. None stands for what did not happen, or what an older version did not record.
+    """
+
+    held_out: Mapping[str, tuple[str, ...] | tuple[int, ...]] = field(default_factory=dict)
+    """Samples taken from training for a missing split: ``val_files`` and ``test_files``, or row numbers as
+    ``val_indices`` and ``test_indices``."""
+    train_digest: str | None = None
+    """Of the training samples, in order, with their true labels."""
+    test_digest: str | None = None
+    """Runs that share it were tested on the same samples."""
+    imbalance: Thinning | None = None
+    label_noise: LabelNoise | None = None
+    ignored_files: str | None = None
+    """How many files of the data are not used, and the first few of them."""
+    fingerprints: Mapping[str, Fingerprint] = field(default_factory=dict)
+    """By split. Filled when a run begins, because looking at every file takes a while."""
+    remarks: Mapping[str, str] = field(default_factory=dict)
+    """What only one data set has to say, by name."""
 
 
 @dataclass(frozen=True)
@@ -92,10 +145,11 @@ class Problem:
     """Of one network input: ``(C, H, W)`` of images, ``(d,)`` of embeddings."""
     preprocess: Preprocess | None = None
     """None for embeddings."""
-    facts: dict[str, Any] = field(default_factory=dict)
-    """What was decided on the way (files of a split made here, labels changed by noise, ...): kept with the run."""
+    facts: DataFacts = field(default_factory=DataFacts)
     superclasses: tuple[str, ...] = ()
     """Name of the superclass of each class; empty where the data has none."""
+    class_folders: tuple[Path, ...] = ()
+    """Folders in which every sub-folder is a class, so that nothing else may be written there."""
 
     @property
     def class_counts(self) -> Tensor:
@@ -105,26 +159,34 @@ class Problem:
     def split(self, name: str) -> Split:
         return {"train": self.train, "val": self.val, "test": self.test}[name]
 
+    def refuse_run_folder(self, path: Path) -> None:
+        """Raise an error if a run in this folder would become a class of the data, with its pictures for images."""
+        for folder in self.class_folders:
+            if path.resolve().is_relative_to(folder.resolve()):
+                raise ShortlistError(
+                    f"{path}, the folder of the run, must not be in {folder}, where every folder is a class: "
+                    "choose another with --out, or run the command from elsewhere"
+                )
+
 
 def evaluation_plan(count: int, batch_size: int, rank: int, world_size: int) -> list[Tensor]:
-    """Batches of this rank's share: every image once over all ranks, none twice, nothing padded."""
-    mine = torch.arange(count)[rank::world_size]
-    return list(torch.split(mine, batch_size)) if len(mine) else []
+    """Batches of this rank's share. Over all ranks every sample occurs exactly once, without padding."""
+    share = torch.arange(count)[rank::world_size]
+    return list(torch.split(share, batch_size)) if len(share) else []
 
 
 def fewest_images(batch_size: int, pieces: int) -> int:
-    """In a piece of a batch: two where pieces have more than one, as a single image has no batch statistics."""
+    """Smallest piece of a batch to train on: two images, as one has no batch statistics, unless pieces are of one."""
     return min(2, batch_size // pieces)
 
 
 def training_plan(
     count: int, batch_size: int, parts: int, seed: int, epoch: int, rank: int, world_size: int
 ) -> list[list[Tensor]]:
-    """Steps of one epoch: a shuffle that depends on seed and epoch alone, cut into batches, each cut among the ranks.
+    """Steps of one epoch: a shuffle that depends on seed and epoch only, cut into batches, each divided over the ranks.
 
-    Each step is a list of ``parts`` index tensors, to be accumulated. The union over ranks is the same for any number
-    of ranks, but for the last batch: it is left out if it is too small to give every rank and part its
-    ``fewest_images``.
+    A step is a list of ``parts`` index tensors, to be accumulated. The union over ranks does not depend on their
+    number, except for the last batch: it is left out if it cannot give ``fewest_images`` to every rank and part.
     """
     least = fewest_images(batch_size, parts * world_size)
     order = torch.randperm(count, generator=torch.Generator().manual_seed(mix_seed(seed, epoch)))

@@ -1,21 +1,31 @@
-"""What data there is to train on, where each comes from, and whether what a user has of it is all there."""
+"""The data sets: what each is, where it comes from, how it is loaded, and whether a user's copy is complete.
+
+Listing them needs no torch: the file of a data set is imported when it is used.
+"""
 
 import os
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from shortlist.errors import ShortlistError
 from shortlist.program.config import DataConfig, DataName
-from shortlist.program.data.download import Progress, download
+from shortlist.program.data.download import Download, Progress, download
 
 if TYPE_CHECKING:
     from shortlist.program.data.base import Problem
 
-CIFAR100_URL = "https://www.cs.toronto.edu/~kriz/cifar-100-python.tar.gz"
+
+@dataclass(frozen=True)
+class Source:
+    """What the file of a data set offers."""
+
+    load: "Callable[[DataConfig, Path], Problem]"
+    """Read, or make, the data in a folder."""
+    download: Download | None = None
+    """None if its source does not allow a plain download."""
 
 
 @dataclass(frozen=True)
@@ -28,12 +38,52 @@ class Entry:
     terms: str
     fetch: str
     put: str
+    source: Callable[[], Source]
+    """Imports the file of the data set."""
     counts: tuple[tuple[int, int], ...] = ()
-    """Classes and images of each version of the data set that is known; empty for data of the user's own."""
+    """Classes and images of each known version of the data set; empty for the user's own data."""
 
-    @property
-    def can_download(self) -> bool:
-        return self.name == "cifar100"
+
+def _glyphs() -> Source:
+    from shortlist.program.data.sets.glyphs import load
+
+    return Source(load)
+
+
+def _cifar100() -> Source:
+    from shortlist.program.data.sets.cifar100 import DOWNLOAD, load
+
+    return Source(load, DOWNLOAD)
+
+
+def _plantnet300k() -> Source:
+    from shortlist.program.data.sets.plantnet300k import load
+
+    return Source(load)
+
+
+def _imagenet() -> Source:
+    from shortlist.program.data.sets.imagenet import load
+
+    return Source(load)
+
+
+def _imagenet_lt() -> Source:
+    from shortlist.program.data.sets.imagenet_lt import load
+
+    return Source(load)
+
+
+def _folder() -> Source:
+    from shortlist.program.data.sets.folder import load
+
+    return Source(load)
+
+
+def _embeddings() -> Source:
+    from shortlist.program.data.sets.embeddings import load
+
+    return Source(load)
 
 
 _ENTRIES = (
@@ -44,6 +94,7 @@ _ENTRIES = (
         terms="made on your machine; the fonts' licences (DejaVu, STIX) allow it",
         fetch="nothing: it is drawn on first use and cached",
         put="nothing to do",
+        source=_glyphs,
     ),
     Entry(
         name="cifar100",
@@ -51,7 +102,8 @@ _ENTRIES = (
         size="100 classes, 50,000 training and 10,000 test images of 32 x 32, 169 MB",
         terms="free to use, with a request to cite the technical report; the photographs belong to their owners",
         fetch="the Python version at https://www.cs.toronto.edu/~kriz/cifar.html, or --download",
-        put="cifar-100-python.tar.gz, or the folder cifar-100-python out of it, in data.root",
+        put="cifar-100-python.tar.gz, or the folder cifar-100-python from it, in data.root",
+        source=_cifar100,
         counts=((100, 60_000),),
     ),
     Entry(
@@ -62,6 +114,7 @@ _ENTRIES = (
         fetch="https://zenodo.org/records/5645731 (as in the paper; version 2 there gives other numbers)",
         put="the unpacked archive in data.root: images_train, images_val and images_test (or images/train, ...), and "
         "plantnet300K_species_id_2_name.json for the names",
+        source=_plantnet300k,
         counts=((1_081, 306_146), (1_000, 306_087)),
     ),
     Entry(
@@ -72,16 +125,18 @@ _ENTRIES = (
         fetch="https://image-net.org, after registration",
         put="train and val in data.root, each with a folder for every WordNet identifier; LOC_synset_mapping.txt, "
         "synset_words.txt or imagenet_class_index.json beside them for the names",
+        source=_imagenet,
         counts=((1_000, 1_331_167),),
     ),
     Entry(
         name="imagenet_lt",
-        what="ImageNet-LT (Liu et al. 2019): a long-tailed choice of ImageNet's images.",
+        what="ImageNet-LT (Liu et al. 2019): a long-tailed subset of ImageNet.",
         size="1,000 classes, 115,846 training, 20,000 validation and 50,000 test images",
         terms="those of ImageNet",
         fetch="ImageNet as above, and the lists of the OpenLongTailRecognition project: "
         "https://github.com/zhmiao/OpenLongTailRecognition-OLTR",
         put="ImageNet_LT_train.txt, ImageNet_LT_val.txt and ImageNet_LT_test.txt in data.root, beside train and val",
+        source=_imagenet_lt,
         counts=((1_000, 185_846),),
     ),
     Entry(
@@ -91,23 +146,34 @@ _ENTRIES = (
         terms="yours",
         fetch="nothing",
         put="data.root/<class>/<image>, or data.root/train/<class>/<image> with val and test beside it",
+        source=_folder,
     ),
     Entry(
         name="embeddings",
-        what="Your own embeddings with labels, to train a last layer alone.",
+        what="Your own embeddings with labels, to train only a last layer.",
         size="any number of classes, rows and columns that fits into memory",
         terms="yours",
         fetch="nothing",
         put="one file, .npz or .safetensors, as data.root: train_x (N, d) floats and train_y (N,) labels from 0 "
-        "(or x and y), val_x, val_y, test_x, test_y, and classes, their names, if you have them",
+        "(or x and y); if you have them, also val_x, val_y, test_x, test_y, and class names as classes",
+        source=_embeddings,
     ),
 )
 
 CATALOGUE: dict[str, Entry] = {entry.name: entry for entry in _ENTRIES}
 
 
+def load_problem(config: DataConfig) -> "Problem":
+    """Read, or make, the data that the configuration names.
+
+    Raises:
+        ShortlistError: The data is missing or not as it should be; the message says what to do.
+    """
+    return CATALOGUE[config.name].source().load(config, data_root(config))
+
+
 def check(name: DataName, root: str = "") -> list[str]:
-    """What is wrong with the data set in ``root`` (or where it is looked for by default); empty if it is all there.
+    """What is wrong with the data set in ``root`` (or the default place); empty if it is complete.
 
     Reads the data as training would, without opening its image files.
     """
@@ -125,32 +191,18 @@ def check(name: DataName, root: str = "") -> list[str]:
 
 
 def fetch(name: DataName, root: str = "", progress: Progress = lambda done, total: None) -> Path:
-    """Download a data set to ``root`` (or where it is looked for by default); the path of what came.
-
-    Only CIFAR-100 is offered for plain download by its source.
-    """
-    from shortlist.program.data.sets.cifar100 import ARCHIVE, ARCHIVE_MD5
-
+    """Download a data set to ``root`` (or the default place); the path of the file."""
     entry = CATALOGUE[name]
-    if not entry.can_download:
+    offered = entry.source().download
+    if offered is None:
         raise ShortlistError(f"{name} cannot be downloaded from here. What to fetch: {entry.fetch}")
-    path = data_root(DataConfig(name=name, root=root)) / ARCHIVE
-    download(CIFAR100_URL, path, ARCHIVE_MD5, progress)
+    path = data_root(DataConfig(name=name, root=root)) / offered.file
+    download(offered.url, path, offered.md5, progress)
     return path
 
 
-def load_problem(config: DataConfig) -> "Problem":
-    """Read, or make, the data that the configuration names.
-
-    Raises ``ShortlistError`` with what to do about it when the data is not there or not as it should be.
-    """
-    module = import_module(f"shortlist.program.data.sets.{config.name}")
-    load = cast("Callable[[DataConfig], Problem]", module.load)
-    return load(config)
-
-
 def data_root(config: DataConfig) -> Path:
-    """The folder (or file) that the configuration names, else ``$SHORTLIST_DATA``, else a cache folder of the user's.
+    """The folder (or file) that the configuration names, else ``$SHORTLIST_DATA``, else the user's cache folder.
 
     Example:
         >>> data_root(DataConfig(root="/data/birds")).as_posix()
@@ -160,7 +212,7 @@ def data_root(config: DataConfig) -> Path:
 
 
 def user_cache() -> Path:
-    """Where this operating system wants files that can be made again."""
+    """Where this operating system keeps files that can be made again."""
     if sys.platform == "darwin":
         base = "~/Library/Caches"
     else:

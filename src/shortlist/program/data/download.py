@@ -1,9 +1,10 @@
-"""Fetching one file: its checksum must fit, and it appears whole or not at all."""
+"""Download one file: its checksum must match, and it appears whole or not at all."""
 
 import hashlib
 import http.client
 import urllib.request
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 from shortlist.errors import ShortlistError
@@ -13,11 +14,21 @@ _BLOCK = 1 << 20
 _TIMEOUT_SECONDS = 30
 
 Progress = Callable[[int, int | None], None]
-"""Called with the bytes that have come, and the bytes to come in all where the server tells."""
+"""Called with the bytes received so far, and the total if the server states it."""
+
+
+@dataclass(frozen=True)
+class Download:
+    """A file that a data set can be read from, as its source offers it."""
+
+    url: str
+    file: str
+    """Its name in the data folder."""
+    md5: str
 
 
 def download(url: str, path: Path, md5: str, progress: Progress = lambda done, total: None) -> None:
-    """Fetch ``url`` to ``path``, unless a file with this MD5 is there already."""
+    """Download ``url`` to ``path``, unless a file with this MD5 is already there."""
     if path.is_file() and _md5_of(path) == md5:
         return
     digest = hashlib.md5(usedforsecurity=False)
@@ -32,7 +43,7 @@ def download(url: str, path: Path, md5: str, progress: Progress = lambda done, t
                 progress(done, total)
             if digest.hexdigest() != md5:
                 raise ShortlistError(
-                    f"{url} must have the MD5 {md5}, got {digest.hexdigest()}: nothing was kept, try again"
+                    f"{url} must have the MD5 {md5}, got {digest.hexdigest()}: nothing was saved, try again"
                 )
     except (OSError, http.client.HTTPException) as error:
         raise ShortlistError(f"{url} could not be fetched to {path}: {error}") from error

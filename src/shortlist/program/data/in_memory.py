@@ -1,24 +1,37 @@
-"""Data small enough to live in memory as one tensor, on the GPU too, where batches are cut and augmented."""
+"""Data small enough for memory: one tensor, copied to the GPU, where batches are cut and augmented."""
 
-from collections.abc import Iterator, Sequence
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
 from shortlist.errors import ShortlistError
 from shortlist.program.config import DataConfig
+from shortlist.program.data.alter import add_label_noise, hold_out_missing, thin_classes
 from shortlist.program.data.augment import Augmentation
-from shortlist.program.data.base import Preprocess, Split
+from shortlist.program.data.base import DataFacts, Fingerprint, Preprocess, Problem, Split
 from shortlist.program.seeds import uniform_for
 
-_PREPARED_AT_ONCE = 2048
+
+@dataclass(frozen=True)
+class Rows:
+    """Images ``(N, C, H, W)`` in uint8 or embeddings ``(N, d)`` in any float type, with labels ``(N,)``."""
+
+    inputs: Tensor
+    labels: Tensor
+
+    def subset(self, indices: Tensor) -> "Rows":
+        return Rows(self.inputs[indices], self.labels[indices])
 
 
 class TensorSplit(Split):
     """Images ``(N, C, H, W)`` in uint8, or embeddings ``(N, d)`` in any float type, held as one tensor.
 
-    The tensor is copied to a device when its first batch is asked for there, and stays. After that a batch
-    costs a few kernels and never waits for the GPU.
+    The first batch copies the tensor to its device, where it stays. After that a batch costs a few kernels and never
+    waits for the GPU.
 
     Example:
         >>> split = TensorSplit(torch.eye(3), torch.tensor([0, 1, 2]))
@@ -26,6 +39,9 @@ class TensorSplit(Split):
         >>> inputs.tolist(), labels.tolist()
         ([[0.0, 0.0, 1.0], [1.0, 0.0, 0.0]], [2, 0])
     """
+
+    prepared_at_once = 2048
+    """Images. Several small batches are made at once: one by one they would leave a GPU waiting for instructions."""
 
     def __init__(
         self,
@@ -50,27 +66,76 @@ class TensorSplit(Split):
         if device not in self._copies:
             self._copies[device] = self.inputs.to(device), self.labels.to(device)
         all_inputs, all_labels = self._copies[device]
-        # The whole plan travels at once: a copy for each batch would be a wait for each batch. And several batches are
-        # made at once, because small ones would keep a GPU waiting for its instructions.
+        # The whole plan is copied at once: a copy for each batch would be a wait for each batch.
         sizes = [len(batch) for batch in plan]
-        together = max(1, _PREPARED_AT_ONCE // max(*sizes, 1))
+        together = max(1, self.prepared_at_once // max(*sizes, 1))
         groups = [sizes[start : start + together] for start in range(0, len(sizes), together)]
         plan_on_device = torch.split(torch.cat(list(plan)).to(device), [sum(group) for group in groups])
         for indices, group in zip(plan_on_device, groups, strict=True):
             inputs = self._prepared(all_inputs[indices], indices, augment_seed)
-            yield from zip(*(torch.split(each, group) for each in (inputs, all_labels[indices], indices)), strict=True)
+            columns = (inputs, all_labels[indices], indices)
+            yield from zip(*(torch.split(column, group) for column in columns), strict=True)
 
     def _prepared(self, inputs: Tensor, indices: Tensor, augment_seed: int | None) -> Tensor:
         if self.augmentation is not None and augment_seed is not None:
             inputs = self.augmentation(inputs, uniform_for(indices, augment_seed, self.augmentation.columns))
         return self.preprocess.normalise(inputs) if self.preprocess is not None else inputs.float()
 
+    def fingerprint(self) -> Fingerprint:
+        return {"names": f"{len(self)} rows", "sizes": self._digest}
+
+    @cached_property
+    def _digest(self) -> str:
+        return digest_of(self.inputs, self.labels)
+
     def thumbnail(self, index: int) -> Tensor | None:
         return self.inputs[index] if self.preprocess is not None else None
 
 
+def tensor_problem(
+    config: DataConfig,
+    classes: Sequence[str],
+    given: Mapping[str, Rows],
+    *,
+    preprocess: Preprocess | None = None,
+    augmentation: Augmentation | None = None,
+    superclasses: tuple[str, ...] = (),
+) -> Problem:
+    """A problem from the rows of ``train`` and, where the data has them, ``val`` and ``test``."""
+    splits, held_out = hold_out_missing(given, classes, config)
+    whole, val, test = splits["train"], splits["val"], splits["test"]
+    train, thinning = thin_classes(whole, len(classes), config)
+    labels, noise = add_label_noise(train.labels, len(classes), config, superclasses)
+    # Embeddings of the same images by several networks are comparable, so their labels alone identify the test rows.
+    tested_on = (test.labels,) if preprocess is None else (test.inputs, test.labels)
+    return Problem(
+        classes=tuple(classes),
+        train=TensorSplit(train.inputs, labels, preprocess, augmentation if config.augment == "auto" else None),
+        val=TensorSplit(val.inputs, val.labels, preprocess),
+        test=TensorSplit(test.inputs, test.labels, preprocess),
+        input_shape=tuple(train.inputs.shape[1:]),
+        preprocess=preprocess,
+        facts=DataFacts(
+            held_out={f"{split}_indices": tuple(indices.tolist()) for split, indices in held_out.items()},
+            train_digest=digest_of(whole.inputs, whole.labels),
+            test_digest=digest_of(*tested_on),
+            imbalance=thinning,
+            label_noise=noise,
+        ),
+        superclasses=superclasses,
+    )
+
+
+def digest_of(*tensors: Tensor) -> str:
+    """Of the bytes of tensors on the CPU: about a gigabyte a second."""
+    digest = hashlib.sha256()
+    for tensor in tensors:
+        digest.update(tensor.contiguous().view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
 def refuse_other_size(config: DataConfig, side: int) -> None:
-    """Raise an error if images of a size other than their own are asked for; embeddings have side 0."""
+    """Raise an error if ``config`` asks for another image size than the data has; embeddings have side 0."""
     if config.image_size not in (0, side):
         raise ShortlistError(
             f"data.image_size is for data read from files and must be 0 for {config.name}, got {config.image_size}"

@@ -78,8 +78,7 @@ def _from_timm(config: ModelConfig, input_shape: tuple[int, ...]) -> tuple[nn.Mo
     if not timm.is_model(config.name):
         known = ["glyphnet", "densenet40_40", "resnet32", "none", *timm.list_models()]
         hint = did_you_mean(config.name, known, 3)
-        told = f"model.name must be a network of shortlist or timm, got {config.name!r}"
-        raise ShortlistError(f"{told}, {hint}" if hint else told)
+        raise ShortlistError(f"model.name must be a network of shortlist or timm, got {config.name!r}{hint}")
     try:
         backbone = timm.create_model(config.name, pretrained=config.pretrained, num_classes=0, in_chans=input_shape[0])
     except Exception as wrong:

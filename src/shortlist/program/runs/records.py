@@ -1,17 +1,20 @@
-"""What a run wrote down about its data. A file that somebody has edited is named if it does not hold that any more."""
+"""What a run recorded about its data and its result, and whether the data is still the same."""
 
 import dataclasses
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+import reprlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from shortlist.errors import ShortlistError
-from shortlist.program.data.base import Preprocess, Problem
+from shortlist.program.data.base import SPLITS, DataFacts, LabelNoise, Preprocess, Problem, Thinning
 from shortlist.program.runs.folder import METRIC, RunFolder, are_metrics, is_number, is_text, is_whole
 from shortlist.program.text import counted, some_of
 
-_CLASSES, _PREPROCESS, _RESULT = "classes.json", "preprocess.json", "final.json"
+_CLASSES, _PREPROCESS, _FACTS, _RESULT = "classes.json", "preprocess.json", "facts.json", "final.json"
 _LARGEST_SIDE = 2**14  # of images in pixels
+
+Check = Callable[[Any], bool]
 
 
 @dataclass(frozen=True)
@@ -22,139 +25,177 @@ class Classes:
     train_images: tuple[int, ...]
 
 
+class _Record:
+    """A JSON file of a run. Its entries are checked as they are read."""
+
+    def __init__(self, run: RunFolder, file: str) -> None:
+        self.path = run.path / file
+        self.entries = run.read_record(file)
+
+    def require(self, name: str, is_valid: Check, rule: str) -> Any:
+        """An entry that must be there and follow the rule."""
+        if name not in self.entries:
+            raise self.damaged(f"it has no entry {name}")
+        if not is_valid(self.entries[name]):
+            raise self.damaged(f"{name} must be {rule}, got {reprlib.repr(self.entries[name])}")
+        return self.entries[name]
+
+    def optional(self, name: str, is_valid: Check, rule: str) -> Any:
+        """An entry that must follow the rule; None if it is not there."""
+        return self.require(name, is_valid, rule) if name in self.entries else None
+
+    def damaged(self, reason: str) -> ShortlistError:
+        return ShortlistError(f"{self.path} is damaged: {reason}; restore it, or train again in another folder")
+
+
 def read_classes(run: RunFolder) -> Classes:
-    names, sizes = _entries(run, _CLASSES, ("names", "train_images"))
-    if not isinstance(names, list) or not all(map(is_text, names)):
-        raise _damaged(run, _CLASSES, "names must be a list of strings")
-    if not isinstance(sizes, list) or len(sizes) != len(names) or not all(map(is_whole, sizes)):
-        raise _damaged(run, _CLASSES, f"train_images must be a list of {len(names)} whole numbers >= 0, one a class")
+    record = _Record(run, _CLASSES)
+    names = record.require("names", _list_of(is_text), "a list of strings")
+    rule = f"a list of {len(names)} whole numbers >= 0, one for each class"
+    sizes = record.require("train_images", _list_of(is_whole, len(names)), rule)
     return Classes(tuple(names), tuple(sizes))
 
 
 def read_preprocess(run: RunFolder) -> Preprocess:
-    channels, resize, crop, mean, std = _entries(
-        run, _PREPROCESS, [field.name for field in dataclasses.fields(Preprocess)]
+    record = _Record(run, _PREPROCESS)
+    channels = record.require("channels", lambda value: type(value) is int and value in (1, 3), "1 or 3")
+    resize, crop = (
+        record.require(
+            name,
+            lambda value: is_whole(value) and 1 <= value <= _LARGEST_SIDE,
+            f"a whole number in [1, {_LARGEST_SIDE}]",
+        )
+        for name in ("resize", "crop")
     )
-    if type(channels) is not int or channels not in (1, 3):
-        raise _damaged(run, _PREPROCESS, f"channels must be 1 or 3, got {channels!r}")
-    for name, side in (("resize", resize), ("crop", crop)):
-        if not is_whole(side) or not 1 <= side <= _LARGEST_SIDE:
-            raise _damaged(run, _PREPROCESS, f"{name} must be a whole number in [1, {_LARGEST_SIDE}], got {side!r}")
-    for name, values in (("mean", mean), ("std", std)):
-        if not isinstance(values, list) or len(values) != channels or not all(map(is_number, values)):
-            raise _damaged(run, _PREPROCESS, f"{name} must be a list of {channels} numbers, got {values!r}")
+    mean, std = (
+        record.require(name, _list_of(is_number, channels), f"a list of {channels} numbers") for name in ("mean", "std")
+    )
     if 0 in std:
-        raise _damaged(run, _PREPROCESS, f"std must not be 0, got {std!r}")
+        raise record.damaged(f"std must not be 0, got {std!r}")
     return Preprocess(channels, resize, crop, tuple(mean), tuple(std))
 
 
 def read_result(run: RunFolder) -> dict[str, Any]:
-    """What ``final.json`` says, with all the entries that tables and pages show."""
-    checks: dict[str, Callable[[Any], bool]] = {
-        "best_epoch": is_whole,
-        "select": lambda value: is_text(value) and METRIC.fullmatch(value) is not None,
-        "val": _is_metrics,
-        "test": _is_metrics,
-        "train_seconds": is_number,
+    """The content of ``final.json``, with all entries that tables and pages show."""
+    record = _Record(run, _RESULT)
+    record.require("best_epoch", is_whole, "a whole number >= 0")
+    record.require("select", lambda value: is_text(value) and METRIC.fullmatch(value) is not None, "like macro_top5")
+    for name in ("val", "test"):
+        record.require(name, lambda value: isinstance(value, dict) and are_metrics(value), "numbers by name")
+    record.require("train_seconds", is_number, "a number")
+    return record.entries
+
+
+def write_facts(run: RunFolder, problem: Problem) -> None:
+    """Record what is needed to notice later that the data has changed."""
+    known = {split: problem.split(split).fingerprint() for split in SPLITS}
+    fingerprints = {split: fingerprint for split, fingerprint in known.items() if fingerprint is not None}
+    facts = dataclasses.asdict(replace(problem.facts, fingerprints=fingerprints))
+    held_out, remarks = facts.pop("held_out"), facts.pop("remarks")
+    run.write_json(_FACTS, held_out | {name: value for name, value in facts.items() if value is not None} | remarks)
+
+
+def read_facts(run: RunFolder) -> DataFacts:
+    """What the run recorded of its data. Older versions recorded less."""
+    record = _Record(run, _FACTS)
+    files = {f"{split}_files": (is_text, "a list of file names") for split in SPLITS}
+    indices = {f"{split}_indices": (is_whole, "a list of row numbers") for split in SPLITS}
+    held_out = {
+        name: tuple(samples)
+        for name, (is_valid, rule) in (files | indices).items()
+        if (samples := record.optional(name, _list_of(is_valid), rule)) is not None
     }
-    result = run.read_record(_RESULT, **checks)
-    for name in checks:
-        if name not in result:
-            raise _damaged(run, _RESULT, f"it has no entry {name}")
-    return result
-
-
-def _is_metrics(value: Any) -> bool:
-    return isinstance(value, dict) and are_metrics(value)
-
-
-def _entries(run: RunFolder, file: str, names: Iterable[str]) -> list[Any]:
-    content = run.read_record(file)
-    for name in names:
-        if name not in content:
-            raise _damaged(run, file, f"it has no entry {name}")
-    return [content[name] for name in names]
-
-
-def _damaged(run: RunFolder, file: str, why: str) -> ShortlistError:
-    return ShortlistError(f"{run.path / file} is damaged: {why}")
-
-
-_FACTS, _FINGERPRINTS = "facts.json", "fingerprints"
-_PARTS = ("train", "val", "test")
-_HELD_OUT = ("val_files", "test_files", "val_indices", "test_indices")
-
-
-def refuse_other_data(problem: Problem, run: RunFolder) -> None:
-    """Raise an error unless labels mean what they meant, and what was held out of training would be so again.
-
-    A file that came or went moves others between the splits: tests would be on images that the run was trained on. Data
-    that has splits of its own may have more of it.
-    """
-    if problem.classes != read_classes(run).names:
-        raise ShortlistError(f"the data has changed: its classes are not those that {run.path} was trained on")
-    recorded = run.read_record(_FACTS)
-    if any(problem.facts[name] != recorded.get(name) for name in _HELD_OUT if name in problem.facts):
-        raise ShortlistError(
-            f"the data has changed{_where(problem, run)}: other images would be held out for validation and test than "
-            f"{run.path} had; put back what it was trained on"
-        )
-
-
-def facts_to_record(problem: Problem) -> dict[str, Any]:
-    """What a run must know of its data to tell whether it has changed."""
-    fingerprints = {part: problem.split(part).fingerprint() for part in _PARTS}
-    return problem.facts | {_FINGERPRINTS: {part: known for part, known in fingerprints.items() if known}}
-
-
-def has_other_training_images(problem: Problem, run: RunFolder) -> bool:
-    """True if files came, went or were replaced since the run began; False if it did not note them."""
-    recorded = run.read_record(_FACTS).get("train_digest")
-    return recorded is not None and (
-        problem.facts.get("train_digest") != recorded or "train" in _replaced(problem, run, ["train"])
+    train_digest, test_digest, ignored_files = (
+        record.optional(name, is_text, "a string") for name in ("train_digest", "test_digest", "ignored_files")
+    )
+    imbalance = record.optional("imbalance", _has(is_whole, "kept", "of"), "whole numbers kept and of")
+    noise = record.optional("label_noise", _has(is_whole, "changed", "of"), "whole numbers changed and of")
+    rule = "digests names and sizes for each split"
+    fingerprints = record.optional("fingerprints", _are_fingerprints, rule) or {}
+    known = {*files, *indices, *(field.name for field in dataclasses.fields(DataFacts))}
+    return DataFacts(
+        held_out=held_out,
+        train_digest=train_digest,
+        test_digest=test_digest,
+        imbalance=imbalance and Thinning(imbalance["kept"], imbalance["of"]),
+        label_noise=noise and LabelNoise(noise["changed"], noise["of"]),
+        ignored_files=ignored_files,
+        fingerprints=fingerprints,
+        remarks={name: text for name, text in record.entries.items() if name not in known and is_text(text)},
     )
 
 
-def _replaced(problem: Problem, run: RunFolder, parts: Sequence[str]) -> list[str]:
-    """Splits whose files have the names that the run noted, and other sizes."""
-    recorded = run.read_record(_FACTS, **{_FINGERPRINTS: _are_fingerprints}).get(_FINGERPRINTS, {})
-    found = []
-    for part in parts:
-        before, now = recorded.get(part), problem.split(part).fingerprint() if part in recorded else None
-        if before and now and before["names"] == now["names"] and before["sizes"] != now["sizes"]:
-            found.append(part)
-    return found
+def refuse_other_data(problem: Problem, run: RunFolder) -> None:
+    """Raise an error unless the labels have the same meaning, and the same samples would be held out of training.
+
+    An added or removed file moves others between the splits: the test would include images that the run was trained
+    on. Splits that are the data's own may grow.
+    """
+    if problem.classes != read_classes(run).names:
+        raise ShortlistError(f"the data has changed: its classes are not those that {run.path} was trained on")
+    recorded = read_facts(run).held_out
+    if any(samples != recorded.get(name) for name, samples in problem.facts.held_out.items()):
+        raise ShortlistError(
+            f"the data has changed{_changed_classes(problem, run)}: other images would be held out for validation and "
+            f"test than {run.path} had; restore the data that it was trained on"
+        )
 
 
-def _are_fingerprints(value: Any) -> bool:
-    return isinstance(value, dict) and all(
-        isinstance(each, dict) and is_text(each.get("names")) and is_text(each.get("sizes")) for each in value.values()
+def has_other_training_images(problem: Problem, run: RunFolder) -> bool:
+    """True if training samples were added, removed or replaced since the run began; False if it did not record them."""
+    recorded = read_facts(run)
+    return recorded.train_digest is not None and (
+        recorded.train_digest != problem.facts.train_digest or bool(_replaced(problem, recorded, ["train"]))
     )
 
 
 def refuse_other_training_images(problem: Problem, run: RunFolder) -> None:
-    """Raise an error unless a run that goes on would go on with the images, and in the order, that it began with.
+    """Raise an error unless a resumed run would continue with the training samples it began with, in the same order.
 
-    Validation and test images may have become more; none may have been replaced.
+    Validation and test may have got more samples; none may have been replaced.
     """
-    if replaced := _replaced(problem, run, _PARTS):
+    recorded = read_facts(run)
+    if recorded.train_digest not in (None, problem.facts.train_digest):
         raise ShortlistError(
-            f"the data has changed: an image of {some_of(replaced)} was replaced by another of the same name, of "
-            f"another size than {run.path} began with; put it back, or begin a run in another folder"
+            f"the data has changed{_changed_classes(problem, run)}: the training images are not those that {run.path} "
+            "began with; restore them, or start a run in another folder"
         )
-    if has_other_training_images(problem, run):
+    if replaced := _replaced(problem, recorded, SPLITS):
         raise ShortlistError(
-            f"the data has changed{_where(problem, run)}: the training images are not those that {run.path} began "
-            "with; put them back, or begin a run in another folder"
+            f"the data has changed: samples of {some_of(replaced)} were replaced since {run.path} began; "
+            "restore them, or start a run in another folder"
         )
 
 
-def _where(problem: Problem, run: RunFolder) -> str:
-    """Classes whose numbers tell that something came or went. One file for another cannot be seen in these."""
-    now, then = problem.class_counts.tolist(), read_classes(run).train_images
+def _replaced(problem: Problem, recorded: DataFacts, splits: Sequence[str]) -> list[str]:
+    """Splits of which some sample was replaced by another."""
+    found = []
+    for split in splits:
+        before = recorded.fingerprints.get(split)
+        now = problem.split(split).fingerprint() if before else None
+        if before and now and before["names"] == now["names"] and before["sizes"] != now["sizes"]:
+            found.append(split)
+    return found
+
+
+def _changed_classes(problem: Problem, run: RunFolder) -> str:
+    """Classes with another number of training images, if any."""
+    now, before = problem.class_counts.tolist(), read_classes(run).train_images
     changes = [
-        f"{name}: {counted(here, 'training image')}, not {before}"
-        for name, here, before in zip(problem.classes, now, then, strict=True)
-        if here != before
+        f"{name}: {counted(size, 'training image')}, not {size_before}"
+        for name, size, size_before in zip(problem.classes, now, before, strict=True)
+        if size != size_before
     ]
     return f" ({some_of(changes)})" if changes else ""
+
+
+def _list_of(is_valid: Check, length: int | None = None) -> Check:
+    return lambda value: isinstance(value, list) and length in (None, len(value)) and all(map(is_valid, value))
+
+
+def _has(is_valid: Check, *names: str) -> Check:
+    return lambda value: isinstance(value, dict) and all(is_valid(value.get(name)) for name in names)
+
+
+def _are_fingerprints(value: Any) -> bool:
+    return isinstance(value, dict) and all(map(_has(is_text, "names", "sizes"), value.values()))

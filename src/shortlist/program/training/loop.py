@@ -40,7 +40,7 @@ from shortlist.program.runs.folder import (
     file_digest,
     is_metrics_line,
 )
-from shortlist.program.runs.records import facts_to_record, refuse_other_data, refuse_other_training_images
+from shortlist.program.runs.records import refuse_other_data, refuse_other_training_images, write_facts
 from shortlist.program.seeds import mix_seed
 from shortlist.program.text import some_of
 from shortlist.program.training.cuda_graph import CapturedStep
@@ -143,10 +143,7 @@ class Trainer:
         self.writes = fabric.is_global_zero
         refuse_cosines_without_scale(config)
         self.problem: Problem = load_problem(config.data)
-        if config.data.name == "folder":
-            from shortlist.program.data.sets.folder import refuse_run_among_classes
-
-            refuse_run_among_classes(run.path, config.data)
+        self.problem.refuse_run_folder(run.path)
         refuse_large_ks(config, len(self.problem.classes))
         torch.manual_seed(mix_seed(config.seed, _INIT))
         model: nn.Module = build_model(config.model, self.problem.input_shape, len(self.problem.classes))
@@ -255,7 +252,7 @@ class Trainer:
         self.folder.note_environment({"epoch": self.at.epoch, **environment(name, self.fabric.world_size)})
         classes = {"names": self.problem.classes, "train_images": self.problem.class_counts.tolist()}
         self.folder.write_json("classes.json", classes | {"superclasses": self.problem.superclasses})
-        self.folder.write_json("facts.json", facts_to_record(self.problem))
+        write_facts(self.folder, self.problem)
         if self.problem.preprocess is not None:
             self.folder.write_json("preprocess.json", asdict(self.problem.preprocess))
         self.folder.write_metrics(self.at.lines)
@@ -581,7 +578,7 @@ def _found(problem: Problem) -> str:
     """What was found of the data, for a person to compare with what should be there."""
     train, val, test = (f"{len(split):,}" for split in (problem.train, problem.val, problem.test))
     found = f"{len(problem.classes):,} classes, {train} training, {val} validation and {test} test images"
-    ignored = problem.facts.get("ignored_files")
+    ignored = problem.facts.ignored_files
     return f"{found}; not used: {ignored}" if ignored else found
 
 

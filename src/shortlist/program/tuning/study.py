@@ -347,7 +347,7 @@ class _Search:
             if len(values) < epochs:
                 raise run.damaged_metrics()
         self._refuse_other_images(problem)  # of a process that was faster
-        self._study.set_user_attr(_IMAGES, problem.facts.get("train_digest"))
+        self._study.set_user_attr(_IMAGES, problem.facts.train_digest)
         self._study.set_user_attr(_FINGERPRINT, problem.train.fingerprint())
         return max(values)
 
@@ -356,7 +356,7 @@ class _Search:
         attributes = self._study.user_attrs
         noted, fingerprint = attributes.get(_IMAGES), attributes.get(_FINGERPRINT)
         on_purpose = any(name.startswith("data.") for name in self._distributions)
-        others = noted is not None and problem.facts.get("train_digest") != noted
+        others = noted is not None and problem.facts.train_digest != noted
         others = others or (fingerprint is not None and problem.train.fingerprint() != fingerprint)
         if others and not on_purpose:
             raise ShortlistError(

@@ -1,4 +1,4 @@
-"""CIFAR-100 from small files in the official format, and from the real ones where they are."""
+"""CIFAR-100 from small files in the official format, and from the real ones if they are there."""
 
 import os
 from pathlib import Path
@@ -9,7 +9,7 @@ import torch
 
 from shortlist.errors import ShortlistError
 from shortlist.program.config import DataConfig
-from shortlist.program.data.base import Problem, Split
+from shortlist.program.data.base import LabelNoise, Problem, Split, Thinning
 from shortlist.program.data.catalogue import load_problem
 from shortlist.program.data.in_memory import TensorSplit
 from shortlist.program.data.sets import cifar100
@@ -57,7 +57,7 @@ def test_images_keep_their_labels_in_every_split(small: Path) -> None:
 
 
 def test_pixels_lie_channel_after_channel_and_row_after_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As the authors of the data describe it: 1,024 red values, then green, then blue; each in rows of 32."""
+    """As its authors describe it: 1,024 red values, then green, then blue, each in rows of 32."""
     place = np.arange(3072)
     told = np.stack([place // 1024, place // 32 % 32, place % 32]).astype(np.uint8)  # channel, row, column
     stored = {"fine_labels": [0, 1, 2], "coarse_labels": [0, 1, 2], "data": told}
@@ -75,7 +75,7 @@ def test_pixels_lie_channel_after_channel_and_row_after_row(tmp_path: Path, monk
 def test_validation_is_stratified_fixed_by_the_seed_and_noted(small: Path) -> None:
     first, again, other = load(small), load(small, label_noise=0.5), load(small, seed=1)
     assert torch.bincount(first.val.labels).tolist() == [2] * 6
-    assert first.facts["val_indices"] == again.facts["val_indices"] != other.facts["val_indices"]
+    assert first.facts.held_out == again.facts.held_out != other.facts.held_out
     assert torch.equal(first.val.labels, again.val.labels)  # and clean under noise
     assert len(load(small, val_fraction=0.5).val) == 60
 
@@ -91,14 +91,16 @@ def test_imbalance_thins_training_in_the_order_of_labels(small: Path, kind: str,
     problem = load(small, imbalance=10, imbalance_kind=kind)
     assert problem.class_counts.tolist() == sizes
     assert torch.bincount(problem.test.labels).tolist() == [4] * 6
-    assert problem.facts["imbalance"] == {"kept": sum(sizes), "of": 108}
+    assert problem.facts.imbalance == Thinning(kept=sum(sizes), of=108)
 
 
 def test_superclass_noise_stays_in_the_superclass(small: Path) -> None:
     problem = load(small, label_noise=1)
     true = pixels(problem.train)[:, 0, 0, 0].long()
     assert torch.equal(problem.train.labels % 3, true % 3)
-    assert problem.facts["label_noise"]["changed"] == int((problem.train.labels != true).sum()) > 30
+    wrong = int((problem.train.labels != true).sum())
+    assert wrong > 30
+    assert problem.facts.label_noise == LabelNoise(changed=wrong, of=108)
 
 
 def test_augmentation_can_be_turned_off(small: Path) -> None:
@@ -121,7 +123,7 @@ def test_the_archive_is_read_as_it_is(tmp_path: Path, monkeypatch: pytest.Monkey
     assert len(load(root).train) == 108
     assert list(root.iterdir()) == [path]
     path.write_bytes(path.read_bytes()[:-3000])
-    with pytest.raises(ShortlistError, match=r"cifar-100-python.tar.gz is damaged .*fetch it again"):
+    with pytest.raises(ShortlistError, match=r"cifar-100-python.tar.gz is damaged: .*fetch it again"):
         load(root)
 
 
@@ -161,7 +163,8 @@ def test_the_real_files() -> None:
 def test_the_real_long_tail_and_noise() -> None:
     problem = load(REAL.parent, imbalance=100, label_noise=0.5, noise_groups="consecutive")
     assert len(problem.train) == 9_754
-    assert problem.facts["label_noise"]["changed"] == pytest.approx(0.4 * 9_754, rel=0.05)
+    assert problem.facts.label_noise is not None
+    assert problem.facts.label_noise.changed == pytest.approx(0.4 * 9_754, rel=0.05)
 
 
 @needs_the_real_files

@@ -56,7 +56,7 @@ def test_all_that_is_given_is_used(tmp_path: Path, suffix: str) -> None:
     assert problem.classes == ("x", "y", "z")
     assert problem.input_shape == (4,)
     assert problem.preprocess is None
-    assert list(problem.facts) == ["train_digest"], "nothing is held out"
+    assert problem.facts.held_out == {}
     for part in ("train", "val", "test"):
         split = problem.split(part)
         assert isinstance(split, TensorSplit)
@@ -72,8 +72,19 @@ def test_missing_parts_are_held_out_and_noted(tmp_path: Path, suffix: str, prefi
     assert (len(problem.train), len(problem.val), len(problem.test)) == (48, 6, 6)
     assert problem.classes == ("0", "1", "2")
     assert isinstance(problem.val, TensorSplit)
-    np.testing.assert_array_equal(problem.val.inputs.numpy(), x[problem.facts["val_indices"]])
-    np.testing.assert_array_equal(problem.test.labels.numpy(), y[problem.facts["test_indices"]])
+    np.testing.assert_array_equal(problem.val.inputs.numpy(), x[np.array(problem.facts.held_out["val_indices"])])
+    np.testing.assert_array_equal(problem.test.labels.numpy(), y[np.array(problem.facts.held_out["test_indices"])])
+
+
+def test_other_embeddings_of_the_same_test_rows_count_as_the_same_test(tmp_path: Path) -> None:
+    """Otherwise runs on the features of two networks could not be compared."""
+    arrays = complete()
+    dino = load(save(tmp_path / "dino.npz", arrays)).facts
+    features = {name: arrays[name] + 1 for name in ("train_x", "test_x")}
+    clip = load(save(tmp_path / "clip.npz", arrays | features)).facts
+    other = load(save(tmp_path / "other.npz", arrays | {"test_y": np.roll(arrays["test_y"], 1)})).facts
+    assert dino.test_digest == clip.test_digest != other.test_digest
+    assert dino.train_digest == other.train_digest != clip.train_digest
 
 
 @pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
@@ -90,7 +101,8 @@ def test_imbalance_and_noise_apply_to_training(tmp_path: Path) -> None:
     path = save(tmp_path / "a.npz", complete())
     problem = load(path, imbalance=5, label_noise=1, noise_groups="consecutive")
     assert len(problem.train) == 10 + 4 + 2
-    assert problem.facts["label_noise"]["of"] == 16
+    assert problem.facts.label_noise is not None
+    assert problem.facts.label_noise.of == 16
     assert len(problem.val) == 6
 
 
@@ -137,7 +149,7 @@ def test_more_names_than_classes_are_classes_without_rows(tmp_path: Path) -> Non
 
 
 def test_names_must_be_strings(tmp_path: Path) -> None:
-    with pytest.raises(ShortlistError, match="the names of its classes must be a list of strings"):
+    with pytest.raises(ShortlistError, match="its class names must be a list of strings"):
         load(save(tmp_path / "a.npz", {**complete(), "classes": np.arange(3)}))
 
 

@@ -19,9 +19,9 @@ def load(root: Path, **settings: object) -> Problem:
     return load_problem(config)
 
 
-def files(split: Split) -> list[str]:
+def files(split: Split) -> tuple[str, ...]:
     assert isinstance(split, FileSplit)
-    return list(split.files)
+    return tuple(split.files)
 
 
 def sizes(problem: Problem) -> tuple[int, int, int]:
@@ -35,8 +35,7 @@ def test_plain_classes_are_split_in_three_and_it_is_noted(tmp_path: Path) -> Non
     assert sizes(problem) == (24, 3, 3)
     everything = files(problem.train) + files(problem.val) + files(problem.test)
     assert len(set(everything)) == 30
-    assert problem.facts["val_files"] == files(problem.val)
-    assert problem.facts["test_files"] == files(problem.test)
+    assert problem.facts.held_out == {"val_files": files(problem.val), "test_files": files(problem.test)}
     for split in (problem.train, problem.val, problem.test):
         for file, label in zip(files(split), split.labels.tolist(), strict=True):
             assert file.startswith(problem.classes[label] + "/")
@@ -56,7 +55,7 @@ def test_given_splits_are_used_as_they_are(tmp_path: Path) -> None:
     problem = load(tmp_path)
     assert sizes(problem) == (6, 2, 3)
     assert problem.test.labels.tolist() == [1, 1, 1]
-    assert list(problem.facts) == ["train_digest", "test_digest"], "nothing is held out"
+    assert problem.facts.held_out == {}
 
 
 def test_images_beside_the_splits_are_not_left_out_in_silence(tmp_path: Path) -> None:
@@ -67,7 +66,7 @@ def test_images_beside_the_splits_are_not_left_out_in_silence(tmp_path: Path) ->
     put_image(tmp_path / ".thumbnails" / "1.png")
     (tmp_path / "notes").mkdir()
     (tmp_path / "notes" / "read.txt").touch()
-    assert load(tmp_path).facts["ignored_files"] == "3: extra/, tests/, loose.png"
+    assert load(tmp_path).facts.ignored_files == "3: extra/, tests/, loose.png"
 
 
 @pytest.mark.parametrize(("given", "missing"), [("val", "test"), ("test", "val")])
@@ -78,7 +77,7 @@ def test_a_missing_split_is_taken_from_training(tmp_path: Path, given: str, miss
     assert len(problem.train) == 24
     assert len(problem.split(given)) == 8
     assert torch.bincount(problem.split(missing).labels).tolist() == [2, 4]
-    assert list(problem.facts) == [f"{missing}_files", "train_digest", "test_digest"]
+    assert list(problem.facts.held_out) == [f"{missing}_files"]
 
 
 def test_folders_of_splits_are_known_in_capitals_too_and_each_is_one(tmp_path: Path) -> None:
@@ -103,7 +102,7 @@ def put_splits(root: Path) -> None:
 
 @pytest.mark.parametrize("part", ["train", "val", "test"])
 def test_a_stray_image_beside_the_classes_of_a_split_is_named(tmp_path: Path, part: str) -> None:
-    """It once turned the split into a class, or the user's own test images into none."""
+    """An earlier version took the split for a class, or lost the user's test images."""
     put_splits(tmp_path)
     put_image(tmp_path / part / "overview.png")
     with pytest.raises(ShortlistError, match=rf"{part} must hold images or folders of images.*overview\.png"):
@@ -139,7 +138,8 @@ def test_imbalance_and_noise_apply(tmp_path: Path) -> None:
     put_classes(tmp_path, {"a": 20, "b": 20})
     problem = load(tmp_path, imbalance=4, label_noise=1, noise_groups="consecutive")
     assert len(problem.train) == 16 + 4
-    assert problem.facts["label_noise"]["of"] == 20
+    assert problem.facts.label_noise is not None
+    assert problem.facts.label_noise.of == 20
     with pytest.raises(ShortlistError, match=r"data.noise_groups must be consecutive for folder"):
         load(tmp_path, label_noise=0.5)
 
@@ -147,7 +147,7 @@ def test_imbalance_and_noise_apply(tmp_path: Path) -> None:
 def test_ignored_files_are_noted(tmp_path: Path) -> None:
     put_classes(tmp_path, {"a": 4, "b": 4})
     (tmp_path / "a" / "notes.txt").touch()
-    assert load(tmp_path).facts["ignored_files"] == "1: a/notes.txt"
+    assert load(tmp_path).facts.ignored_files == "1: a/notes.txt"
 
 
 def test_errors_say_what_is_wrong(tmp_path: Path) -> None:
@@ -170,6 +170,18 @@ def test_a_class_unknown_in_training_is_an_error(tmp_path: Path) -> None:
     put_classes(tmp_path / "val", {"a": 5, "yeti": 5})
     with pytest.raises(ShortlistError, match=r"every class of .*val must have .*1 have none: yeti"):
         load(tmp_path)
+
+
+def test_a_run_must_not_be_among_the_classes(tmp_path: Path) -> None:
+    put_classes(tmp_path / "plain", {"a": 5, "b": 5})
+    put_splits(tmp_path / "split")
+    plain, split = load(tmp_path / "plain"), load(tmp_path / "split")
+    for problem, folder in ((plain, tmp_path / "plain"), (split, tmp_path / "split" / "val")):
+        for path in (folder / "runs", folder / "a" / "run"):
+            with pytest.raises(ShortlistError, match=f"{path}, .* must not be in {folder}, "):
+                problem.refuse_run_folder(path)
+    split.refuse_run_folder(tmp_path / "split" / "runs")
+    plain.refuse_run_folder(tmp_path / "runs")
 
 
 def test_an_empty_split_is_an_error(tmp_path: Path) -> None:

@@ -1,25 +1,25 @@
 """The built-in data: what is in it, and its cache."""
 
-import subprocess
-import sys
 import unicodedata
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 import torch
 
 from shortlist.program.config import DataConfig
-from shortlist.program.data.base import Problem
+from shortlist.program.data.base import LabelNoise, Problem
 from shortlist.program.data.catalogue import load_problem
 from shortlist.program.data.in_memory import TensorSplit
 from shortlist.program.data.sets import glyphs
 from shortlist.program.data.sets.glyph_scripts import Character, characters, fonts_with
+from tests.support.forked import run_forked
 
 
 @pytest.fixture
 def few_images(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A data set that takes no time to draw."""
+    """A data set that is quick to draw."""
     monkeypatch.setattr(glyphs, "TRAIN_IMAGES_A_CLASS", 2)
     monkeypatch.setattr(glyphs, "HELD_OUT_IMAGES_A_CLASS", 1)
 
@@ -104,7 +104,7 @@ def test_pictures_are_dark_on_light_inside_the_frame_and_all_different(demo: Pro
     ],
 )
 def test_look_alikes_are_the_same_drawing_to_the_pixel(alike: tuple[str, ...]) -> None:
-    found = [next(each for each in characters() if each.text == named(name)) for name in alike]
+    found = [next(character for character in characters() if character.text == named(name)) for name in alike]
     sans = next(path for path in fonts_with(found[0]) if path.stem == "DejaVuSans")
     first, *others = (glyphs._stencil(character, sans) for character in found)
     assert first.max() > 200
@@ -123,9 +123,9 @@ def test_more_than_a_quarter_of_the_classes_cannot_be_told_from_another_one() ->
 
 
 def test_look_alikes_share_most_of_their_fonts() -> None:
-    # A font that has one of them only would give it away.
+    # A font with only one of them would give it away.
     latin, greek, cyrillic = (
-        next(each for each in characters() if each.text == named(f"{script} CAPITAL LETTER {letter}"))
+        next(character for character in characters() if character.text == named(f"{script} CAPITAL LETTER {letter}"))
         for script, letter in (("LATIN", "A"), ("GREEK", "ALPHA"), ("CYRILLIC", "A"))
     )
     assert fonts_with(latin) == fonts_with(greek) == fonts_with(cyrillic)
@@ -175,21 +175,19 @@ def test_a_folder_that_cannot_be_written_does_not_stop_the_run(tmp_path: Path) -
     (tmp_path / "glyphs").write_text("in the way")
     problem = load_problem(DataConfig(root=str(tmp_path)))
     assert len(problem.train) == 2 * len(problem.classes)
-    assert "glyphs" in problem.facts["glyphs_not_cached"]
+    assert "glyphs" in problem.facts.remarks["glyphs_not_cached"]
 
 
+@pytest.mark.usefixtures("few_images")
 def test_two_processes_may_draw_at_once(tmp_path: Path) -> None:
-    program = (
-        "from shortlist.program.data.sets import glyphs\n"
-        "from shortlist.program.config import DataConfig\n"
-        "glyphs.TRAIN_IMAGES_A_CLASS = 2\n"
-        "glyphs.HELD_OUT_IMAGES_A_CLASS = 1\n"
-        f"print(int(glyphs.load(DataConfig(root={str(tmp_path)!r})).train.inputs.long().sum()))\n"
-    )
-    both = [subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) for _ in range(2)]
-    outputs = [process.communicate()[0] for process in both]
-    assert [process.returncode for process in both] == [0, 0]
-    assert outputs[0] == outputs[1] != ""
+    def draw() -> None:
+        torch.set_num_threads(1)  # the others do not survive a fork
+        print(int(images(load_problem(DataConfig(root=str(tmp_path))), "train").long().sum()))
+
+    with ThreadPoolExecutor(2) as pool:
+        first, second = pool.map(lambda _: run_forked(draw, seconds=60), range(2))
+    assert (first.code, second.code) == (0, 0), first.err + second.err
+    assert first.out == second.out != ""
     assert len(list((tmp_path / "glyphs").iterdir())) == 1
 
 
@@ -202,7 +200,8 @@ def test_noise_and_augmentation_touch_training_only(tmp_path: Path) -> None:
     before, after = plain.train.labels.tolist(), altered.train.labels.tolist()
     assert before != after
     assert [scripts[label] for label in before] == [scripts[label] for label in after]
-    assert altered.facts["label_noise"]["changed"] == sum(a != b for a, b in zip(before, after, strict=True))
+    wrong = sum(a != b for a, b in zip(before, after, strict=True))
+    assert altered.facts.label_noise == LabelNoise(changed=wrong, of=len(before))
     assert torch.equal(plain.val.labels, altered.val.labels)
     cpu, plan = torch.device("cpu"), [torch.arange(20)]
     assert torch.equal(next(plain.train.batches(plan, cpu, 1))[0], next(plain.train.batches(plan, cpu))[0])

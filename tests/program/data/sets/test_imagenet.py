@@ -1,4 +1,4 @@
-"""ImageNet and ImageNet-LT in the layouts that everybody has them in."""
+"""ImageNet and ImageNet-LT in their usual layouts."""
 
 import json
 from pathlib import Path
@@ -33,7 +33,7 @@ def test_official_validation_is_the_test_and_validation_comes_from_training(imag
     assert (len(problem.train), len(problem.val), len(problem.test)) == (27, 3, 6)
     assert isinstance(problem.test, FileSplit)
     assert problem.test.files[0].startswith("val/")
-    assert all(file.startswith("train/") for file in problem.facts["val_files"])
+    assert all(str(file).startswith("train/") for file in problem.facts.held_out["val_files"])
     assert problem.classes == (TENCH, GOLDFISH)
 
 
@@ -85,7 +85,7 @@ def test_lists_decide_images_labels_and_splits(long_tailed: Path) -> None:
     assert problem.classes == (GOLDFISH, TENCH)  # by label, whatever the order of names
     inputs, _, _ = next(problem.test.batches([torch.tensor([0])], torch.device("cpu")))
     assert inputs.shape == (1, *problem.input_shape)
-    assert list(problem.facts) == ["train_digest", "test_digest"], "nothing is held out"
+    assert problem.facts.held_out == {}
 
 
 @pytest.mark.parametrize(
@@ -97,7 +97,7 @@ def test_lists_decide_images_labels_and_splits(long_tailed: Path) -> None:
         ("val", "train/a.png\n", r"line 1, must be a path and a label"),
         ("val", f"train/{TENCH}/0.png 2\n", "labels of val must be below 2, got 2"),
         ("train", f"train/{TENCH}/0.png 2\n", "2 have none: 0, 1"),
-        ("test", f"val/{TENCH}/77.png 0\n", rf"the images of test must be in .*1 are not: val/{TENCH}/77.png"),
+        ("test", f"val/{TENCH}/77.png 0\n", rf"the images of test must be in .*1 are not there: val/{TENCH}/77.png"),
     ],
 )
 def test_errors_of_lists_say_what_is_wrong(long_tailed: Path, file: str, content: str | None, message: str) -> None:

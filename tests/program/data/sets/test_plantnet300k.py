@@ -28,7 +28,7 @@ def test_every_layout_is_found_and_the_splits_are_the_official_ones(tmp_path: Pa
     problem = load(tmp_path)
     assert (len(problem.train), len(problem.val), len(problem.test)) == (10, 4, 2)
     assert problem.classes == ("1355868", "1355920")
-    assert list(problem.facts) == ["train_digest", "test_digest"], "nothing is held out"
+    assert problem.facts.held_out == {}
 
 
 def test_names_of_the_first_version(tmp_path: Path) -> None:

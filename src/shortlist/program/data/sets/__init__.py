@@ -1,1 +1,1 @@
-"""One file a data set; each has a `load(config)`."""
+"""One file for each data set, with `load(config, root)`."""

@@ -1,6 +1,6 @@
 """ImageNet (ILSVRC 2012): ``train`` and ``val`` with a folder for each WordNet identifier.
 
-The official validation images are the test, as everybody reports on them; images to choose by are taken from the
+The official validation images are the test split, as in all published results. The validation split is taken from the
 training images, ``val_fraction`` of each class.
 """
 
@@ -11,7 +11,6 @@ from pathlib import Path
 from shortlist.errors import ShortlistError
 from shortlist.program.config import DataConfig
 from shortlist.program.data.base import Problem
-from shortlist.program.data.catalogue import data_root
 from shortlist.program.data.image_folder import file_problem, holds_folders, scan_classes
 from shortlist.program.data.image_io import random_resized_crop_and_flip
 
@@ -19,8 +18,8 @@ _NAME_LISTS = ("LOC_synset_mapping.txt", "synset_words.txt")
 _NAME_INDEX = "imagenet_class_index.json"
 
 
-def load(config: DataConfig) -> Problem:
-    root = find_imagenet(data_root(config))
+def load(config: DataConfig, root: Path) -> Problem:
+    root = find_imagenet(root)
     if not holds_folders(root / "val"):
         raise ShortlistError(
             f"{root / 'val'} must hold a folder for each WordNet identifier, as train does: sort the images first"
@@ -29,7 +28,9 @@ def load(config: DataConfig) -> Problem:
     train.require_images()
     identifiers = sorted(train.images)
     listings = {"train": train.listing(identifiers), "test": official_val.listing(identifiers)}
-    return file_problem(config, root, named(root, identifiers), listings, random_resized_crop_and_flip)
+    class_folders = (train.folder, official_val.folder)
+    classes = with_words(root, identifiers)
+    return file_problem(config, root, classes, listings, random_resized_crop_and_flip, class_folders)
 
 
 def find_imagenet(where: Path) -> Path:
@@ -43,10 +44,10 @@ def find_imagenet(where: Path) -> Path:
     )
 
 
-def named(root: Path, identifiers: Sequence[str]) -> list[str]:
-    """Identifiers with a word beside each, where one of the usual files of names is in ``root``.
+def with_words(root: Path, identifiers: Sequence[str]) -> list[str]:
+    """Identifiers, each with its word if one of the usual files of names is in ``root``.
 
-    Words alone would not do: there are two cranes and two maillots.
+    Words alone are ambiguous: there are two cranes and two maillots.
     """
     words = _words(root)
     return [f"{identifier} {words[identifier]}" if identifier in words else identifier for identifier in identifiers]

@@ -1,4 +1,4 @@
-"""Pl@ntNet-300K (Garcin et al. 2021) as its archive unpacks: folders of species in train, val and test, and names."""
+"""Pl@ntNet-300K (Garcin et al. 2021) as in its archive: folders of species in train, val and test, and names."""
 
 import csv
 import json
@@ -6,8 +6,7 @@ from pathlib import Path
 
 from shortlist.errors import ShortlistError
 from shortlist.program.config import DataConfig
-from shortlist.program.data.base import Problem
-from shortlist.program.data.catalogue import data_root
+from shortlist.program.data.base import SPLITS, Problem
 from shortlist.program.data.image_folder import file_problem, scan_classes
 from shortlist.program.data.image_io import random_crop
 
@@ -16,21 +15,21 @@ _NAMES_JSON = "plantnet300K_species_id_2_name.json"
 _NAMES_CSV = "species_metadata.csv"  # version 2 of the data set
 
 
-def load(config: DataConfig) -> Problem:
-    root, folders = _find(data_root(config))
-    scanned = {part: scan_classes(root, folder) for part, folder in folders.items()}
+def load(config: DataConfig, root: Path) -> Problem:
+    root, class_folders = _find(root)
+    scanned = {split: scan_classes(root, folder) for split, folder in class_folders.items()}
     scanned["train"].require_images()
-    identifiers = sorted(scanned["train"].images)  # the order in which everybody numbers them
-    listings = {part: folders.listing(identifiers) for part, folders in scanned.items()}
+    identifiers = sorted(scanned["train"].images)  # the usual order of the labels
+    listings = {split: folders.listing(identifiers) for split, folders in scanned.items()}
     names = _species_names(root)
     classes = [names.get(identifier.lstrip("0"), identifier) for identifier in identifiers]
-    return file_problem(config, root, classes, listings, random_crop)
+    return file_problem(config, root, classes, listings, random_crop, class_folders.values())
 
 
 def _find(where: Path) -> tuple[Path, dict[str, Path]]:
     for root in (where, where / "plantnet_300K"):
         for layout in _LAYOUTS:
-            folders = {part: root / layout.format(part) for part in ("train", "val", "test")}
+            folders = {split: root / layout.format(split) for split in SPLITS}
             if all(folder.is_dir() for folder in folders.values()):
                 return root, folders
     raise ShortlistError(
@@ -40,7 +39,7 @@ def _find(where: Path) -> tuple[Path, dict[str, Path]]:
 
 
 def _species_names(root: Path) -> dict[str, str]:
-    """Species by identifier without leading zeros; empty if the file of names is not there."""
+    """Species by identifier without leading zeros; empty if there is no file of names."""
     if (root / _NAMES_JSON).is_file():
         return _read_json(root / _NAMES_JSON)
     if (root / _NAMES_CSV).is_file():
