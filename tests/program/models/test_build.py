@@ -141,5 +141,5 @@ def test_a_size_that_a_network_cannot_take_is_answered_with_its_own() -> None:
 
 
 def test_a_misspelt_network_is_answered_with_those_close_to_it() -> None:
-    with pytest.raises(ShortlistError, match="got 'resnet5O', perhaps resnet50"):
+    with pytest.raises(ShortlistError, match="got 'resnet5O': did you mean resnet50"):
         build_model(ModelConfig(name="resnet5O"), (3, 32, 32), 5)

@@ -162,7 +162,7 @@ def test_without_a_name_all_are_listed(capsys: pytest.CaptureFixture[str]) -> No
     research.reproduce([])
     listed = capsys.readouterr().out
     assert all(f"  {name} " in listed for name in [*EXPERIMENTS, *FIGURES])
-    with pytest.raises(sl.ShortlistError, match="'imagenett': perhaps imagenet"):
+    with pytest.raises(sl.ShortlistError, match="'imagenett': did you mean imagenet"):
         research.reproduce(["imagenett"])
     with pytest.raises(sl.ShortlistError, match="name a table or figure"):
         research.reproduce(["--scale", "smoke"])

@@ -263,7 +263,7 @@ def test_a_run_on_images_in_memory_does_not_go_on_with_others(
     with pytest.raises(ShortlistError, match=f"the training images are not those that {run} began with"):
         train(config, folder=run, resume=True, quiet=True)
     commands.evaluate([str(run), "--device", "cpu"])
-    assert f"the training images are not those that {run} was trained on" in capsys.readouterr().err
+    assert f"the training images have changed since {run} was trained" in capsys.readouterr().err
 
 
 def test_a_pipe_among_images_is_named_and_not_waited_for(

@@ -4,7 +4,7 @@ import csv
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import safetensors
 import safetensors.torch
@@ -16,8 +16,9 @@ from shortlist.program.config import DataConfig, RunConfig
 from shortlist.program.report.names import short_labels
 from shortlist.program.report.summary import Summary, summarise
 from shortlist.program.runs.folder import METRIC, RunFolder
-from shortlist.program.runs.records import Classes, read_classes, read_result
+from shortlist.program.runs.records import Classes, read_classes, read_facts, read_result
 
+Value = TypeVar("Value")
 _SIDE_BY_SIDE = 4
 _SUGGESTIONS = 5
 
@@ -215,8 +216,8 @@ def _read(folder: RunFolder) -> Run:
         folder=folder,
         config=folder.config,
         classes=read_classes(folder) if folder.has("classes.json") else None,
-        test_digest=_record(lambda: folder.read_record("facts.json")).get("test_digest"),
-        environment=_record(folder.read_environment),
+        test_digest=_optional(lambda: read_facts(folder).test_digest, None),
+        environment=_optional(folder.read_environment, {}),
         epochs=folder.metrics(),
         final=read_result(folder) if finished else None,
         predictions=_predictions(folder.path / "test_predictions.safetensors") if finished else None,
@@ -224,12 +225,12 @@ def _read(folder: RunFolder) -> Run:
     )
 
 
-def _record(read: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """An optional record: if it is missing or damaged, the results can still be shown."""
+def _optional(read: Callable[[], Value], default: Value) -> Value:
+    """What a record says, or the default if it is missing or damaged: the results can still be shown."""
     try:
         return read()
     except ShortlistError:
-        return {}
+        return default
 
 
 def _predictions(path: Path) -> Predictions | None:
