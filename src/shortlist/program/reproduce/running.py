@@ -72,8 +72,11 @@ def reproduce(
                 name = f"[{number}/{len(jobs)}] {experiment.name} {cell.label}, seed {seed}"
                 try:
                     config = replace(experiment.config(cell, scale, runs_root), seed=seed)
-                    say(f"{name}: {_done(experiment, cell, config, scale, runs_root, quiet=quiet)}")
-                    update_results(experiment, scale, runs_root, results)
+                    run, is_new = _finished(experiment, config, runs_root, quiet=quiet)
+                    described = _described(experiment, cell, scale, run, runs_root)
+                    say(f"{name}: {described}{'' if is_new else ' (finished before)'}")
+                    if is_new:
+                        update_results(experiment, scale, runs_root, results)
                 except InUseError:
                     say(f"{name}: skipped, another process is training it")
                     elsewhere += 1
@@ -97,37 +100,36 @@ def reproduce(
     return everything, _explained(experiment, failures, len(jobs))
 
 
-def _done(experiment: Experiment, cell: Cell, config: RunConfig, scale: Scale, runs_root: Path, *, quiet: bool) -> str:
-    """Train the run unless it has finished, and describe its result."""
-    before = [run for run in runs_of(config, runs_root) if run.config.seed == config.seed]
+def _finished(experiment: Experiment, config: RunConfig, runs_root: Path, *, quiet: bool) -> tuple[RunFolder, bool]:
+    """The finished run of a configuration, and whether it was trained now."""
+    for run in runs_of(config, runs_root):
+        if run.config.seed == config.seed:
+            return run, False
     folder = default_folder(config, runs_root)
+    RunFolder(folder).check_free()
+    _free_earlier_runs(config)
+    train_run = train_and_count if NONZERO_GRADIENTS in experiment.metrics else train
     try:
-        run = before[0] if before else _trained(experiment, config, folder, quiet=quiet)
+        return train_run(config, folder=folder, resume=True, quiet=quiet), True
     except FinishedError:  # another process has finished it in the meantime
-        run = RunFolder(folder)
-        before = [run]
+        return RunFolder(folder), False
+
+
+def _described(experiment: Experiment, cell: Cell, scale: Scale, run: RunFolder, runs_root: Path) -> str:
     try:
         results = results_of(experiment, cell, scale, run, runs_root)
     except ShortlistError as error:
         raise ShortlistError(f"{error}: delete the run and train it again") from None
     metric = experiment.metrics[0]
     values = [result.value for result in results if result.metric == metric]
-    shown = f"{metric} {values[0]:.{experiment.decimals}f}" if values else "no such class"
-    return f"{shown} (finished before)" if before else shown
-
-
-def _trained(experiment: Experiment, config: RunConfig, folder: Path, *, quiet: bool) -> RunFolder:
-    RunFolder(folder).check_free()
-    _free_earlier_runs(config)
-    if NONZERO_GRADIENTS in experiment.metrics:
-        return train_and_count(config, folder=folder, resume=True, quiet=quiet)
-    return train(config, folder=folder, resume=True, quiet=quiet)
+    return f"{metric} {values[0]:.{experiment.decimals}f}" if values else "no such class"
 
 
 def _free_earlier_runs(config: RunConfig) -> None:
     """Free the GPU memory of earlier networks, and the compiled variants of other ones: the compiler has a limit."""
-    gc.collect()
-    torch.cuda.empty_cache()  # does nothing where there is no GPU
+    if torch.cuda.is_available():
+        gc.collect()
+        torch.cuda.empty_cache()
     if config.train.compile:
         _reset_compiler(config.model.name)
 
