@@ -10,6 +10,8 @@ test: lint types unit
 lint: $(VENV)/installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/codespell
+	PYTHONPATH=src $(BIN)/lint-imports --no-logo
 
 types: $(VENV)/installed
 	$(BIN)/mypy
@@ -43,4 +45,4 @@ $(VENV)/installed: pyproject.toml
 	touch $@
 
 clean:
-	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis
