@@ -1,19 +1,15 @@
-"""What the package offers, what importing it costs, and that the README tells the truth."""
+"""What the package offers, and what importing it costs."""
 
 import importlib.metadata
 import importlib.resources
 import inspect
-import re
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
 import shortlist as sl
 from shortlist import functional, losses
-
-README = Path(__file__).parent.parent / "README.md"
 
 PUBLIC = [
     "CalibratedTopKHinge",
@@ -182,23 +178,3 @@ def test_where_the_program_cannot_run_no_package_is_asked_for() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 1
     assert done.stderr == "shortlist: the program runs on Linux and macOS; the library runs elsewhere too\n"
-
-
-# README
-
-
-def python_blocks(text: str) -> list[tuple[int, str]]:
-    """The fenced Python blocks, each with the number of lines above it."""
-    return [
-        (text.count("\n", 0, match.start(1)), match.group(1))
-        for match in re.finditer(r"^```python\n(.*?)^```$", text, flags=re.MULTILINE | re.DOTALL)
-    ]
-
-
-def test_every_python_block_of_the_readme_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    blocks = python_blocks(README.read_text())
-    assert blocks
-    monkeypatch.chdir(tmp_path)
-    for lines_above, code in blocks:
-        # Blank lines in front make a traceback point into the README.
-        exec(compile("\n" * lines_above + code, README, "exec"), {"__name__": "__main__"})
