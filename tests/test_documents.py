@@ -81,7 +81,7 @@ def test_every_option_that_the_documents_name_exists(
     monkeypatch.setenv("COLUMNS", "500")
     for name, command in COMMANDS.items():
         with pytest.raises(SystemExit):
-            command(["smoke", "--help"] if name in ("train", "tune") else ["--help"])
+            command(["smoke", "--help-all"] if name in ("train", "tune") else ["--help"])
     existing = set(re.findall(r"--[\w.-]+", capsys.readouterr().out))
     for page in ("README.md", "docs/guide.md", "docs/reproduction.md", "docs/performance.md"):
         ours = re.sub(r"^(torchrun|pip|tensorboard) .*$", "", PAGES[page].read_text(), flags=re.MULTILINE)
