@@ -69,8 +69,9 @@ def test_every_command_of_the_documents_is_understood(page: str, monkeypatch: py
             COMMANDS[name](words)
         except Parsed:
             continue
-        except SystemExit as stopped:
-            assert stopped.code == 0, line  # a help page
+        except SystemExit as stopped:  # a help page
+            if stopped.code:
+                raise
         else:
             assert words in ([], ["--help"]), line  # a list
 

@@ -20,14 +20,13 @@ from tests.support.run_folders import World, make_run
 
 def test_labels_tell_set_ups_apart() -> None:
     configs = [
-        RunConfig(loss=NoisedTopKHingeConfig(name=name, epsilon=epsilon), optim=OptimConfig(lr=lr), recipe=recipe)
-        for name in ("cross_entropy", "noised_topk_hinge")
-        for epsilon in (0.1, 0.2)
+        RunConfig(loss=loss, optim=OptimConfig(lr=lr), recipe=recipe)
+        for loss in (FocalConfig(gamma=1), FocalConfig(), NoisedTopKHingeConfig(epsilon=0.1), NoisedTopKHingeConfig())
         for lr in (0.1, 1.0)
         for recipe in ("one", "two")
     ]
     assert len(set(short_labels(configs))) == len(configs)
-    assert short_labels([configs[0], configs[8]]) == ["Cross-entropy", "Noised top-K hinge"]
+    assert short_labels([configs[0], configs[8]]) == ["Focal", "Noised top-K hinge"]
     assert short_labels([configs[8], configs[10]])[1] == "Noised top-K hinge (optim.lr = 1)"
     assert short_labels([configs[8], configs[15]])[1] == "Noised top-K hinge (ε = 0.2)"  # which is enough
 

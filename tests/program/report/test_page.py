@@ -13,10 +13,12 @@ import safetensors.torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shortlist.program.config import flat
 from shortlist.program.losses import LOSSES
 from shortlist.program.report.gather import Comparison, gather
 from shortlist.program.report.markup import element
 from shortlist.program.report.page import data_facts, write_report
+from shortlist.program.report.summary import ABSENT
 from shortlist.program.runs.folder import RunFolder
 from tests.support.report_pages import METRICS, ODD_NAMES, Node, finals_of, page_of, parsed, part_of, rows_of
 from tests.support.run_folders import World, make_run
@@ -134,11 +136,15 @@ def test_any_text_comes_back_from_markup(content: str, attribute: str) -> None:
 
 def test_every_setting_is_told(page: Node, runs: list[RunFolder]) -> None:
     told = {row.all("th")[0].text: row for row in part_of(page, "Configuration").all("tbody")[0].all("tr")}
-    settings = runs[0].read_json("config.json")
-    nested = {f"{part}.{name}" for part, values in settings.items() if isinstance(values, dict) for name in values}
-    assert set(told) == nested | {"recipe"}
-    assert [cell.text for cell in told["loss.epsilon"].all("td")] == ["0.2", "0.2", "0.3", "0.2"]
-    assert {name for name, row in told.items() if row.attributes.get("class")} == {"loss.name", "loss.epsilon"}
+    settings = {name for run in runs for name in flat(run.read_json("config.json"))}
+    assert set(told) == settings - {"format", "seed"}
+    losses = [cell.text for cell in told["loss.name"].all("td")]
+    epsilons = [cell.text for cell in told["loss.epsilon"].all("td")]
+    assert [epsilon for loss, epsilon in zip(losses, epsilons, strict=True) if loss == "noised_topk_hinge"] == ["0.3"]
+    assert epsilons[losses.index("cross_entropy")] == ABSENT
+    marked = {name for name, row in told.items() if row.attributes.get("class")}
+    assert {"loss.name", "loss.epsilon"} <= marked
+    assert all(name.startswith("loss.") for name in marked)
     folders = part_of(page, "Configuration").all("tbody")[1]
     assert {row.all("th")[0].text for row in folders.all("tr")} == {str(run.path) for run in runs}
 

@@ -66,7 +66,9 @@ def _round_axis(
 
 def _round_step(low: float, high: float, most_steps: int) -> float:
     """1, 2 or 5 times a power of ten, with at most ``most_steps`` steps from low to high."""
-    least = (high - low or abs(high) or 1.0) / most_steps
+    size = max(abs(low), abs(high))
+    span = high - low if high - low > 1e-9 * size else size  # no step is finer than the digits of its values
+    least = (span if span > 1e-300 else 1.0) / most_steps
     power = 10.0 ** math.floor(math.log10(least))
     return next(factor * power for factor in (1, 2, 5, 10) if factor * power >= least)
 

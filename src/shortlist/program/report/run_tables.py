@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import chain, groupby
 
 from shortlist.ops.class_counts import FEW_BELOW, MANY_ABOVE
 from shortlist.program.report.charts import key
@@ -153,10 +153,10 @@ def settings_table(comparison: Comparison) -> Html:
         element(
             "tr",
             element("th", element("code", name), scope="row"),
-            *(element("td", shown(values[name])) for values in flat),
+            *(element("td", shown(values[name]) if name in values else ABSENT) for values in flat),
             class_="varied" if name in varied else None,
         )
-        for name in sorted(flat[0], key=lambda name: name not in varied)
+        for name in sorted(dict.fromkeys(chain(*flat)), key=lambda name: name not in varied)
     ]
     names = (element("th", key(setup.label, setup.style), scope="col") for setup in comparison.setups)
     head = element("tr", element("th", "setting", scope="col"), *names)
