@@ -1,4 +1,4 @@
-# `make test` is all that a fresh machine needs: it makes the environment, installs, lints, type-checks and tests.
+# `make test` is all that a fresh machine needs: it creates the environment, installs, lints, checks types and tests.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -16,22 +16,22 @@ lint: $(VENV)/installed
 types: $(VENV)/installed
 	$(BIN)/mypy
 
-# Two processes of one thread each, theirs too: more would wait for one another on two cores. A file stays with one of
-# them: what its tests share is then made once.
+# Two processes with one thread each: more would compete for two cores. All tests of a file run in the same process, so
+# that what they share is made once.
 unit: $(VENV)/installed
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist loadfile -q
 
-# Kills, damaged folders and random calls, the same ones every time: a quarter of an hour. Writes torture.md.
+# Kills, damaged folders and random calls, the same each time: a quarter of an hour. Writes torture.md.
 torture: $(VENV)/installed
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.torture --out torture.md
 
-# Uses the python at hand: a GPU machine has its own build of torch.
+# Uses the machine's own Python, which has torch for its GPU. First the tests that need a GPU, then those that otherwise
+# run in Triton's interpreter.
 test-gpu:
 	PYTHONPATH=src $(PYTHON) -m pytest -q -m gpu tests
-	PYTHONPATH=src $(PYTHON) -m pytest -q tests/kernels/test_noised_hinge.py tests/kernels/test_smooth_hinge.py \
-		tests/program/models/test_densenet_kernels.py
+	PYTHONPATH=src $(PYTHON) -m pytest -q tests/kernels tests/program/models
 
-# Four losses on the built-in data: a table, and a page at demo/report.html.
+# Trains four losses on the built-in data; prints a table and writes demo/report.html.
 demo: $(VENV)/installed
 	$(BIN)/shortlist demo
 
