@@ -14,13 +14,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
-from torch import distributed as dist
-from torch.multiprocessing.spawn import spawn
 from torchmetrics import MetricCollection
 
 import shortlist as sl
 from shortlist import functional as F
 from tests.support.drawing import normal
+from tests.support.processes import run_ranks
 
 L = 5
 KS = (1, 2, 4)
@@ -364,12 +363,8 @@ def test_use_in_inference_mode_does_not_bind_later_use_to_it(use: Callable[[sl.T
     assert numbers(metrics.compute()) == approximately(numbers(want.compute()))
 
 
-def count_on_one_rank(rank: int, folder: Path) -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder / 'store'}", rank=rank, world_size=2)
-    metrics = counted(*rank_batches(rank))
-    torch.save(metrics.compute(), folder / f"rank{rank}.pt")
-    dist.destroy_process_group()
+def count_on_one_rank(rank: int, count: int, folder: Path) -> None:
+    torch.save(counted(*rank_batches(rank)).compute(), folder / f"rank{rank}.pt")
 
 
 def rank_batches(rank: int) -> list[tuple[Tensor, Tensor]]:
@@ -377,7 +372,7 @@ def rank_batches(rank: int) -> list[tuple[Tensor, Tensor]]:
 
 
 def test_ranks_with_unequal_numbers_of_images_merge_into_what_one_process_counts(tmp_path: Path) -> None:
-    spawn(count_on_one_rank, args=(tmp_path,), nprocs=2)
+    run_ranks(count_on_one_rank, 2, tmp_path)
     want = numbers(counted(*rank_batches(0), *rank_batches(1)).compute())
     for rank in (0, 1):
         assert numbers(torch.load(tmp_path / f"rank{rank}.pt")) == approximately(want)

@@ -11,9 +11,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch import distributed as dist
 from torch._subclasses import FakeTensor, FakeTensorMode
-from torch.multiprocessing.spawn import spawn
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
@@ -21,6 +19,7 @@ import shortlist as sl
 from shortlist import functional as F
 from tests.support.drawing import normal, value_and_grad
 from tests.support.loss_cases import LOSSES, LossCase, every_differentiable_loss, every_loss, noise_for
+from tests.support.processes import run_ranks
 
 N, L = 5, 7
 TARGET = torch.tensor([0, 6, 3, 3, 1])
@@ -246,7 +245,7 @@ def test_float64_stays_float64(loss: LossCase, target: Tensor) -> None:
 
 # Several processes
 
-BATCH, FEATURES, STEPS, WORLD = 8, 4, 2, 2
+BATCH, FEATURES, STEPS = 8, 4, 2
 
 
 def train(model: nn.Module, rows: slice) -> None:
@@ -265,22 +264,18 @@ def linear_model() -> nn.Linear:
     return nn.Linear(FEATURES, L, dtype=torch.float64)
 
 
-def train_on_one_rank(rank: int, folder: Path) -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder / 'store'}", rank=rank, world_size=WORLD)
-    model = linear_model()
-    share = BATCH // WORLD
-    train(DistributedDataParallel(model), slice(rank * share, (rank + 1) * share))
+def train_on_one_rank(rank: int, count: int, folder: Path) -> None:
+    model, rows = linear_model(), BATCH // count
+    train(DistributedDataParallel(model), slice(rank * rows, (rank + 1) * rows))
     torch.save(model.state_dict(), folder / f"rank{rank}.pt")
-    dist.destroy_process_group()
 
 
 def test_two_processes_train_as_one_does_on_the_whole_batch(tmp_path: Path) -> None:
-    spawn(train_on_one_rank, args=(tmp_path,), nprocs=WORLD)
+    run_ranks(train_on_one_rank, 2, tmp_path)
     want = linear_model()
     train(want, slice(None))
     assert not torch.allclose(want.weight, linear_model().weight)
-    for rank in range(WORLD):
+    for rank in range(2):
         torch.testing.assert_close(torch.load(tmp_path / f"rank{rank}.pt"), dict(want.state_dict()))
 
 

@@ -6,8 +6,6 @@ every rank comparing what it holds with a single process's result, which it work
 
 import copy
 import math
-import multiprocessing
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -19,12 +17,12 @@ import torch
 from torch import Tensor, nn
 from torch import distributed as dist
 from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
-from torch.multiprocessing.spawn import start_processes
 from torch.nn.parallel import DistributedDataParallel
 
 import shortlist as sl
 from tests.heads.test_noised import KINDS, loss_of
 from tests.support.drawing import normal
+from tests.support.processes import run_ranks
 
 N, D, B = 12, 4, 3
 # Over four ranks: 3, 3, 3 and 1 classes, and 2, 2, 1 and none.
@@ -278,29 +276,21 @@ def check_a_state_of_other_classes_is_refused(ranks: Ranks) -> None:
 CHECKS = [check for name, check in list(globals().items()) if name.startswith("check_")]
 
 
-def run_rank(rank: int, count: int, folder: str) -> None:
-    warnings.simplefilter("error")
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/store of {count}", rank=rank, world_size=count)
-    try:
-        for check in CHECKS:
-            try:
-                check(Ranks(rank, count, Path(folder)))
-            except Exception as error:
-                error.add_note(f"in {check.__name__}, rank {rank} of {count}")
-                raise
-    finally:
-        dist.destroy_process_group()
+def run_checks(rank: int, count: int, folder: Path) -> None:
+    for check in CHECKS:
+        try:
+            check(Ranks(rank, count, folder))
+        except Exception as error:
+            error.add_note(f"in {check.__name__}, rank {rank} of {count}")
+            raise
 
 
 @pytest.fixture(scope="module")
 def checked(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder in which four ranks, then two, have gone through all checks."""
     folder = tmp_path_factory.mktemp("ranks")
-    # One process imports this file, and what DDP imports at its first use; the ranks are forked from it.
-    multiprocessing.set_forkserver_preload([__name__, "torch._dynamo"])
     for count in (4, 2):
-        start_processes(run_rank, args=(count, str(folder)), nprocs=count, start_method="forkserver")
+        run_ranks(run_checks, count, folder)
     return folder
 
 

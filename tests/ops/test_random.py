@@ -10,16 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 from torch import Tensor
-from torch import distributed as dist
-from torch.multiprocessing.spawn import spawn
 from torch.testing import assert_close
 
 from shortlist import ImbalancedNoisedTopKHinge, NoisedTopKHinge, exact_topk, smooth_topk, smooth_topk_sum
 from shortlist import functional as F
-from shortlist.ops import random as _noise
-from shortlist.ops import smoothing
-from shortlist.ops.random import _rehash, standard_normal
-from tests.support.drawing import normal, value_and_grad
+from shortlist.ops.lazy_noise import Limits
+from shortlist.ops.random import normal_from_bits, rehash, standard_normal
+from shortlist.ops.smoothing import find_places
+from tests.support.drawing import normal, seeded, value_and_grad
+from tests.support.processes import run_ranks
 
 NUM_CLASSES, K, EPSILON = 8, 2, 0.5
 COUNTS = list(range(1, NUM_CLASSES + 1))
@@ -40,10 +39,6 @@ NOISED: dict[str, Noised] = {
     ),
 }
 everything_noised = pytest.mark.parametrize("noised", NOISED.values(), ids=NOISED.keys())
-
-
-def seeded(seed: int) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
 
 
 @everything_noised
@@ -113,19 +108,19 @@ KS_LEVEL = 1e-4
 
 
 @pytest.mark.parametrize("at_once", [1, 2**22], ids=["in chunks", "at once"])
-def test_mean_of_b_draws_is_normal_with_variance_one_over_b(at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(smoothing, "_PERTURBED_AT_ONCE", at_once)
-    # Of one class, the largest is the class itself: what comes out is epsilon times the mean of the draws.
+def test_mean_of_b_draws_is_normal_with_variance_one_over_b(at_once: int) -> None:
+    # The largest of one score is that score, so the mean over the draws is the mean of the noise.
     x = torch.zeros(50_000, 1, dtype=torch.float64)
-    means = smooth_topk(x, 1, epsilon=0.3, n_samples=4, generator=seeded(0))
+    _, shift_RB1 = find_places(x, 1, slice(1), 0.3, 4, None, seeded(0), Limits(perturbed_at_once=at_once))
+    means = shift_RB1.mean((1, 2))
     assert stats.kstest(means.numpy(), stats.norm(0, 0.3 / math.sqrt(4)).cdf).pvalue > KS_LEVEL
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("key", [1, 2, 3, 4])
-def test_rehashed_noise_is_normal(key: int, dtype: torch.dtype) -> None:
+def testrehashed_noise_is_normal(key: int, dtype: torch.dtype) -> None:
     noise = torch.randn(200_000, dtype=dtype, generator=seeded(0))
-    rehashed = _rehash(noise, key)
+    rehashed = rehash(noise, key)
     assert rehashed.dtype == dtype
     assert stats.kstest(rehashed.double().numpy(), stats.norm.cdf).pvalue > KS_LEVEL
 
@@ -134,34 +129,33 @@ def test_rehashed_noise_is_normal(key: int, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("power", [1, 2])
 def test_ranks_are_uncorrelated(power: int, dtype: torch.dtype) -> None:
     noise = torch.randn(200_000, dtype=dtype, generator=seeded(0))
-    by_rank = torch.stack([noise, *(_rehash(noise, key) for key in (1, 2, 3, 4))]).double()
+    by_rank = torch.stack([noise, *(rehash(noise, key) for key in (1, 2, 3, 4))]).double()
     correlation = torch.corrcoef(by_rank**power) - torch.eye(5, dtype=torch.float64)
     # Independent draws have correlations of standard error 1 / sqrt(n), whatever their law.
     assert correlation.abs().max() <= 5 / math.sqrt(noise.numel())
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
-def test_rehashed_neighbours_are_uncorrelated(dtype: torch.dtype) -> None:
+def testrehashed_neighbours_are_uncorrelated(dtype: torch.dtype) -> None:
     # Draws that share leading bits are where a weak hash would show.
     neighbours = torch.linspace(1, 1 + 1e-2, 50_000, dtype=dtype)
-    rehashed = _rehash(neighbours, 1).double()
+    rehashed = rehash(neighbours, 1).double()
     lagged = torch.corrcoef(torch.stack([rehashed[:-1], rehashed[1:]]))[0, 1]
     assert lagged.abs() <= 5 / math.sqrt(len(neighbours))
     assert len(rehashed.unique()) > 0.99 * len(neighbours)
 
 
 @given(noise=st.floats(width=32), key=st.integers(1, 2**20))
-def test_rehashed_noise_is_finite_whatever_its_bits(noise: float, key: int) -> None:
-    assert _rehash(torch.tensor([noise], dtype=torch.float32), key).isfinite().all()
-    assert _rehash(torch.tensor([noise], dtype=torch.float64), key).isfinite().all()
+def testrehashed_noise_is_finite_whatever_its_bits(noise: float, key: int) -> None:
+    assert rehash(torch.tensor([noise], dtype=torch.float32), key).isfinite().all()
+    assert rehash(torch.tensor([noise], dtype=torch.float64), key).isfinite().all()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
-def test_extreme_hashes_are_finite_and_symmetric(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_extreme_hashes_are_finite_and_symmetric(dtype: torch.dtype) -> None:
     # As unsigned numbers: the smallest, the largest, and the two in the middle.
     hashes = torch.tensor([0, -1, 2**63 - 1, -(2**63)])
-    monkeypatch.setattr(_noise, "mix_bits", lambda bits: hashes)
-    lowest, highest, below, above = _rehash(torch.zeros(4, dtype=dtype), 1).tolist()
+    lowest, highest, below, above = normal_from_bits(hashes, dtype).tolist()
     # A quantile function through n equal steps reaches about sqrt(2 log n).
     assert 5 < highest < 9
     assert lowest == -highest
@@ -178,21 +172,14 @@ def noised_losses_of_a_rank() -> dict[str, Tensor]:
     return seen
 
 
-def run_rank(rank: int, folder: str) -> None:
-    """One process of two; what it has seen goes to a file."""
-    store = f"file://{folder}/store"
-    dist.init_process_group("gloo", init_method=store, rank=rank, world_size=2)
-    try:
-        torch.save(noised_losses_of_a_rank(), Path(folder) / f"{rank}.pt")
-        dist.barrier()
-    finally:
-        dist.destroy_process_group()
+def save_losses(rank: int, count: int, folder: Path) -> None:
+    torch.save(noised_losses_of_a_rank(), folder / f"{rank}.pt")
 
 
 @pytest.fixture(scope="module")
 def by_rank(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Tensor]]:
     folder = tmp_path_factory.mktemp("ranks")
-    spawn(run_rank, args=(str(folder),), nprocs=2)
+    run_ranks(save_losses, 2, folder)
     return [torch.load(folder / f"{rank}.pt") for rank in range(2)]
 
 

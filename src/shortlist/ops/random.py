@@ -23,7 +23,7 @@ def standard_normal(
     # Without generator=None, with which torch.compile would not accept symbolic shapes.
     noise = torch.randn(*shape, dtype=dtype, device=device)
     rank = _rank()
-    return noise if rank == 0 else _rehash(noise, rank)
+    return noise if rank == 0 else rehash(noise, rank)
 
 
 def cpu_generator_from(generator: torch.Generator | None) -> torch.Generator:
@@ -53,14 +53,18 @@ def _rank() -> int:
     return dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
 
 
-def _rehash(noise: Tensor, key: int) -> Tensor:
-    """Map normal draws to other normal draws: hash their bits with ``key``, then apply the quantile function."""
+def rehash(noise: Tensor, key: int) -> Tensor:
+    """Map normal numbers to other normal numbers: hash their bits with ``key``."""
     bits = noise.view(torch.int64) if noise.dtype == torch.float64 else noise.view(torch.int32).long()
-    mixed = mix_bits(bits + mix_bits(torch.full_like(bits, key)))
+    return normal_from_bits(mix_bits(bits + mix_bits(torch.full_like(bits, key))), noise.dtype)
+
+
+def normal_from_bits(bits: Tensor, dtype: torch.dtype) -> Tensor:
+    """Standard normal numbers from uniform int64 bits, by the quantile function."""
     # ``digits + 1`` bits centred on zero are exact in the dtype, and never reach -1 or 1, where erfinv is infinite.
-    digits = 52 if noise.dtype == torch.float64 else 23
-    centred = shift_right(mixed, 63 - digits) - 2**digits
-    uniform = (centred.to(noise.dtype) + 0.5) * 2.0**-digits
+    digits = 52 if dtype == torch.float64 else 23
+    centred = shift_right(bits, 63 - digits) - 2**digits
+    uniform = (centred.to(dtype) + 0.5) * 2.0**-digits
     return torch.erfinv(uniform) * math.sqrt(2)
 
 

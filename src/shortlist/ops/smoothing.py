@@ -1,6 +1,6 @@
-"""The K-th largest value and the sum of the K largest: hard, and smoothed by Gaussian noise.
+"""The k-th largest value and the sum of the k largest: hard, and smoothed by Gaussian noise.
 
-Shape suffixes: R rows (any leading dimensions), L classes, B draws, P positions in a draw, Q in all draws.
+Shape suffixes: R rows (any leading dimensions), L classes, B draws, P ranks.
 """
 
 import math
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from shortlist.errors import ShortlistError
-from shortlist.ops import lazy_noise as _lazy
+from shortlist.ops import lazy_noise
 from shortlist.ops.checks import (
     check_floating,
     check_integer,
@@ -21,16 +21,14 @@ from shortlist.ops.checks import (
 from shortlist.ops.dtypes import widened, zero_if_tiny
 from shortlist.ops.random import cpu_generator_from, standard_normal
 
-# Perturbed scores held at once: bounds the memory of many draws over many classes, whatever B is.
-_PERTURBED_AT_ONCE = 2**22
-# Draws whose positions are held at once; of more draws only counts are kept.
+# With more draws than this, positions are not kept: only how often each class was found.
 DRAWS_AT_ONCE = 128
 
 
 def topk_value(x: Tensor, k: int, dim: int = -1) -> Tensor:
-    """The ``k``-th largest value along ``dim``; its gradient is one at that value's position, zero elsewhere.
+    """The ``k``-th largest value along ``dim``. Its gradient is 1 at the position of that value, and 0 elsewhere.
 
-    A slice with a NaN gives NaN. Which of several equal values takes the gradient is left open.
+    A slice with a NaN gives NaN. If several values are equal, any of them may get the gradient.
 
     Example:
         >>> topk_value(torch.tensor([2.4, 2.6, 2.3, 0.5]), k=2)
@@ -40,7 +38,7 @@ def topk_value(x: Tensor, k: int, dim: int = -1) -> Tensor:
 
 
 def topk_sum(x: Tensor, k: int, dim: int = -1) -> Tensor:
-    """The sum of the ``k`` largest values along ``dim``; its gradient is one at each of them.
+    """The sum of the ``k`` largest values along ``dim``. Its gradient is 1 at each of them, and 0 elsewhere.
 
     Example:
         >>> topk_sum(torch.tensor([2.4, 2.6, 2.3, 0.5]), k=2)
@@ -61,19 +59,20 @@ def smooth_topk(
 ) -> Tensor:
     """Monte-Carlo estimate of ``E[k-th largest of x + epsilon Z]`` along ``dim``, Z standard normal.
 
-    The gradient is the paper's: the mean over the draws of the one-hot vector at the position of the k-th largest
-    of ``x + epsilon Z``. Backward needs these positions and no noise.
+    The gradient is the mean over the draws of the one-hot vector at the position of the k-th largest value of
+    ``x + epsilon Z``. Only these positions are kept for backward, not the noise.
 
     Args:
-        x: Scores, any shape and float dtype. float16 and bfloat16 are perturbed in float32.
-        k: Which value, from 1 (the largest) to the number of classes.
-        epsilon: Scale of the noise; 0 gives ``topk_value``, and so does what is tiny: below 5e-32 (9e-302 in float64).
-        n_samples: Number B of draws, up to 2^24; memory does not grow with it beyond 128. For the limit of infinitely
-            many see ``exact_topk``.
-        dim: The dimension of the classes.
-        noise: The draws themselves, shaped like ``x`` with one more dimension at the end, of size B.
-        generator: Source of fresh draws; by default the device's, from which ranks with the same seed still draw
-            different noise.
+        x: Scores of any shape and float dtype. Half precision is perturbed in float32.
+        k: Rank of the value, from 1 (the largest) to the number of classes.
+        epsilon: Standard deviation of the noise. Zero gives ``topk_value``; values below 5e-32 (9e-302 in float64)
+            count as zero.
+        n_samples: Number B of draws, up to 2^24. Beyond 128, memory does not grow with it. ``exact_topk`` computes the
+            limit of infinitely many draws.
+        dim: Dimension of the classes.
+        noise: ``(*x.shape, B)`` draws to use instead of fresh ones.
+        generator: Source of the draws; by default that of the device. Ranks that share its seed still draw different
+            noise.
 
     Returns:
         ``x`` without ``dim``, in the dtype of ``x``.
@@ -103,7 +102,7 @@ def smooth_topk_sum(
 ) -> Tensor:
     """Monte-Carlo estimate of ``E[sum of the k largest of x + epsilon Z]``; arguments as in ``smooth_topk``.
 
-    The gradient is the mean over the draws of the k-hot vector at the k largest of ``x + epsilon Z``.
+    The gradient is the mean over the draws of the vector with ones at the k largest values of ``x + epsilon Z``.
 
     Example:
         >>> Z = torch.tensor([[0.2, -0.1, 0.1, 0.3], [0.1, 0.1, -0.1, 0.1], [-0.1, -0.1, 0.1, -0.1]]).T
@@ -114,7 +113,7 @@ def smooth_topk_sum(
 
 
 def rows_of(x: Tensor, k: int, dim: int) -> Tensor:
-    """Check an operator's operand; bring its classes last and its values to working precision."""
+    """The checked operand of an operator, classes last, in working precision."""
     check_floating("x", x)
     check_integer("dim", dim)
     if not -x.dim() <= dim < x.dim():
@@ -134,7 +133,7 @@ def _smoothed(
     *,
     total: bool,
 ) -> Tensor:
-    """The k-th largest alone, or the total of the k largest."""
+    """The k-th largest, or with ``total`` the sum of the k largest."""
     x_RL = rows_of(x, k, dim)
     ranks = slice(0 if total else k - 1, k)
     check_not_negative("epsilon", epsilon, x_RL.dtype)
@@ -152,9 +151,9 @@ def _smoothed(
         noise_BRL = None if noise is None else noise.movedim(dim % x.dim(), -2).movedim(-1, 0).to(x_RL.dtype)
         n_samples = n_samples if noise_BRL is None else len(noise_BRL)
         positions_RBP, shift_RBP = find_places(x_RL.detach(), k, ranks, epsilon, n_samples, noise_BRL, generator)
-        # One gather over all draws: its backward is a single scatter into one tensor shaped like the scores.
+        # One gather for all draws, so that backward is one scatter into one tensor shaped like the scores.
         total_R = (x_RL.gather(-1, positions_RBP.flatten(-2)).sum(-1) + shift_RBP.sum((-2, -1))) / n_samples
-    # The maximum is NaN if any score is, and costs one read of the scores.
+    # The maximum is NaN if any score is NaN.
     total_R = torch.where(x_RL.detach().amax(-1).isnan(), math.nan, total_R)
     return total_R.to(x.dtype)
 
@@ -162,15 +161,15 @@ def _smoothed(
 def _mean_of_many(
     x_RL: Tensor, k: int, ranks: slice, epsilon: float, n_samples: int, generator: torch.Generator | None
 ) -> Tensor:
-    """The mean over draws that are taken in blocks: how often each class was found is all that the gradient needs."""
+    """The mean over draws that come in blocks. Value and gradient only need how often each class was found."""
     found_RL = torch.zeros_like(x_RL, requires_grad=False)
     shift_R = torch.zeros_like(x_RL[..., 0], requires_grad=False)
     for start in range(0, n_samples, DRAWS_AT_ONCE):
-        draws = min(DRAWS_AT_ONCE, n_samples - start)
-        positions_RBP, shift_RBP = find_places(x_RL.detach(), k, ranks, epsilon, draws, None, generator)
+        block = min(DRAWS_AT_ONCE, n_samples - start)
+        positions_RBP, shift_RBP = find_places(x_RL.detach(), k, ranks, epsilon, block, None, generator)
         found_RL.scatter_add_(-1, positions_RBP.flatten(-2), torch.ones_like(shift_RBP).flatten(-2))
         shift_R += shift_RBP.sum((-2, -1))
-    # A class that was never found may have an infinite score.
+    # Classes that were never found may have infinite scores.
     return torch.where(found_RL > 0, x_RL * (found_RL / n_samples), 0).sum(-1) + shift_R / n_samples
 
 
@@ -182,48 +181,26 @@ def find_places(
     n_samples: int,
     noise_BRL: Tensor | None,
     generator: torch.Generator | None,
+    limits: lazy_noise.Limits = lazy_noise.DEFAULT_LIMITS,
 ) -> tuple[Tensor, Tensor]:
     """Positions of the ``ranks`` among the k largest of ``x + epsilon Z`` in all draws, and ``epsilon Z`` there.
 
-    Both ``(R, B, P)``. Nothing is differentiated here: the gradient is that of the scores at these positions.
+    Both are ``(R, B, P)``, without gradient: the gradient is that of the scores at these positions.
     """
-    found = None
-    if noise_BRL is None and _lazy.can_do(x_RL, k, n_samples):
+    if noise_BRL is None and lazy_noise.supports(x_RL, k, n_samples, limits):
         generator = cpu_generator_from(generator)
-        found = _found_lazily(x_RL, k, ranks, epsilon, n_samples, generator)
-    return found or _found_densely(x_RL, k, ranks, epsilon, n_samples, noise_BRL, generator)
-
-
-def _found_lazily(
-    x_RL: Tensor, k: int, ranks: slice, epsilon: float, n_samples: int, generator: torch.Generator
-) -> tuple[Tensor, Tensor] | None:
-    """Without drawing all of the noise; None where that would be no faster."""
-    rows_RL = x_RL.reshape(-1, x_RL.shape[-1]).contiguous()
-    found = _lazy.largest_perturbed(rows_RL, k, ranks, epsilon, n_samples, generator)
-    if found is None:
-        return None
-    positions_RBP, shift_RBP = found
-    shape = (*x_RL.shape[:-1], *positions_RBP.shape[1:])
-    return positions_RBP.reshape(shape), shift_RBP.reshape(shape)
-
-
-def _found_densely(
-    x_RL: Tensor,
-    k: int,
-    ranks: slice,
-    epsilon: float,
-    n_samples: int,
-    noise_BRL: Tensor | None,
-    generator: torch.Generator | None,
-) -> tuple[Tensor, Tensor]:
-    """By drawing all of the noise."""
-    # Measured from the k-th largest, as large scores would swallow the noise.
+        rows_RL = x_RL.reshape(-1, x_RL.shape[-1]).contiguous()
+        found = lazy_noise.largest_perturbed(rows_RL, k, ranks, epsilon, n_samples, generator, limits)
+        if found is not None:
+            shape = (*x_RL.shape[:-1], *found[0].shape[1:])
+            return found[0].reshape(shape), found[1].reshape(shape)
+    # Relative to the k-th largest score: large scores would lose the noise to rounding.
     level_R1 = x_RL.topk(k).values[..., -1:]
     x_RL = x_RL - torch.where(level_R1.isfinite(), level_R1, 0)
     positions, noise_there = [], []
-    # A step that depends on the shape would make the compiler start anew for each; so a graph holds all draws at once.
-    compiling = torch.compiler.is_compiling()
-    step = n_samples if compiling else max(1, _PERTURBED_AT_ONCE // max(1, x_RL.numel()))
+    # A step that depends on the shape would make the compiler recompile for each shape: there, take all draws at once.
+    is_compiling = torch.compiler.is_compiling()
+    step = n_samples if is_compiling else max(1, limits.perturbed_at_once // max(1, x_RL.numel()))
     for start in range(0, n_samples, step):
         shape = (min(step, n_samples - start), *x_RL.shape)
         if noise_BRL is not None:

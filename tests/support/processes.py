@@ -1,0 +1,39 @@
+"""Processes of their own. Importing torch takes seconds, so they are forked from one server that has imported it."""
+
+import multiprocessing
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch import distributed as dist
+from torch.multiprocessing.spawn import start_processes
+
+# What the test files that start ranks import, and what DDP imports at its first use.
+_PRELOADED = ["torch._dynamo", "torch.distributed.checkpoint", "torchmetrics", "hypothesis", "scipy.stats", "pytest"]
+
+
+def run_ranks(work: Callable[[int, int, Path], None], count: int, folder: Path) -> None:
+    """Call ``work(rank, count, folder)`` on each rank of a group; an error on any rank is raised here."""
+    multiprocessing.set_forkserver_preload(_PRELOADED)
+    start_processes(_run_rank, args=(count, folder, work), nprocs=count, start_method="forkserver")
+
+
+def _run_rank(rank: int, count: int, folder: Path, work: Callable[[int, int, Path], None]) -> None:
+    warnings.simplefilter("error")
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store of {count}", rank=rank, world_size=count)
+    try:
+        work(rank, count, folder)
+        dist.barrier()
+    finally:
+        dist.destroy_process_group()
+
+
+def run_code(code: str) -> None:
+    """Run Python code in a process that has imported torch, but nothing of this project."""
+    multiprocessing.set_forkserver_preload(_PRELOADED)
+    process = multiprocessing.get_context("forkserver").Process(target=exec, args=(code, {}))
+    process.start()
+    process.join()
+    assert process.exitcode == 0
