@@ -20,8 +20,8 @@ from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
 from torch.nn.parallel import DistributedDataParallel
 
 import shortlist as sl
-from tests.heads.test_noised import KINDS, loss_of
 from tests.support.drawing import normal
+from tests.support.heads import KINDS, loss_of
 from tests.support.processes import run_ranks
 
 N, D, B = 12, 4, 3
