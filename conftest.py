@@ -1,4 +1,4 @@
-"""Set-up for all tests: seeds, Hypothesis profile, and the names that doctests may use."""
+"""Set-up for all tests: seeds, the Hypothesis profile, and the names available in doctests."""
 
 import math
 import os
@@ -9,12 +9,12 @@ import pytest
 import torch
 from hypothesis import settings
 
-if not torch.cuda.is_available():  # kernels then run in Triton's interpreter, which must know before it is imported
+if not torch.cuda.is_available():  # run kernels in Triton's interpreter; Triton reads this when it is imported
     os.environ.setdefault("TRITON_INTERPRET", "1")
-if "PYTEST_XDIST_WORKER" in os.environ:  # the workers fill the cores; threads of each would fight over them
+if "PYTEST_XDIST_WORKER" in os.environ:  # the workers fill the cores, so each gets one thread
     torch.set_num_threads(1)
 
-# The same examples every time: a test that fails once fails again. No deadline: time is not what tests judge.
+# The same examples every time, so that failures are repeatable. No deadline: tests do not measure time.
 settings.register_profile("repeatable", derandomize=True, deadline=None)
 settings.load_profile("repeatable")
 
@@ -26,8 +26,8 @@ def _seeded() -> None:
 
 @pytest.fixture
 def fresh_compiler() -> Iterator[None]:
-    """Of torch: what was compiled before counts against its limit of variants."""
-    with warnings.catch_warnings():  # torch 2.11 warns of its own code as it imports the compiler
+    """Reset torch's compiler: earlier graphs count towards its limit of recompilations."""
+    with warnings.catch_warnings():  # torch 2.11 warns about its own code when it imports the compiler
         warnings.simplefilter("ignore")
         torch._dynamo.reset()
     yield

@@ -273,7 +273,7 @@ def test_a_module_rejects_in_its_constructor_what_can_be_known_there(
 
 
 @pytest.mark.parametrize(
-    "wrong",
+    "invalid",
     [
         {"k": L},
         {"epsilon": -1.0},
@@ -285,13 +285,13 @@ def test_a_module_rejects_in_its_constructor_what_can_be_known_there(
         {"reduction": "average"},
         {"target": torch.tensor([0, L, 1])},
     ],
-    ids=lambda wrong: next(iter(wrong)),
+    ids=lambda argument: next(iter(argument)),
 )
-def test_a_rejected_call_draws_no_noise(wrong: dict[str, Any]) -> None:
+def test_a_rejected_call_draws_no_noise(invalid: dict[str, Any]) -> None:
     arguments: dict[str, Any] = {"scores": SCORES, "target": TARGET, "class_counts": COUNTS, "k": 2}
     before = torch.get_rng_state()
-    with pytest.raises(sl.ShortlistError, match=next(iter(wrong))):
-        F.imbalanced_noised_topk_hinge(**arguments | wrong)
+    with pytest.raises(sl.ShortlistError, match=next(iter(invalid))):
+        F.imbalanced_noised_topk_hinge(**arguments | invalid)
     assert torch.equal(torch.get_rng_state(), before)
 
 

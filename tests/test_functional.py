@@ -10,7 +10,7 @@ import torch
 
 import shortlist as sl
 from shortlist import functional as F
-from tests.support import literal_formulas as obvious
+from tests.support import literal_formulas as literal
 from tests.support.drawing import normal
 from tests.support.loss_cases import LOSSES, K, LossCase, noise_for
 
@@ -45,7 +45,7 @@ def test_without_focus_focal_is_cross_entropy(
 
 
 def test_losses_in_float64_keep_its_digits_where_the_odds_are_long() -> None:
-    """Of 20 and more, torch's own softplus returns the log-odds themselves."""
+    """Above 20, the softplus of torch returns its argument."""
     odds = torch.arange(15.0, 35.0, dtype=torch.float64)
     scores, target = torch.stack([torch.zeros_like(odds), odds], 1), torch.zeros(20, dtype=torch.int64)
     want = odds + torch.log1p(torch.exp(-odds))
@@ -84,7 +84,7 @@ def test_equal_margins_and_unit_scale_are_the_balanced_loss() -> None:
 @pytest.mark.parametrize("k", [1, 2, 5])
 def test_without_noise_the_noised_loss_is_the_calibrated_hinge(k: int) -> None:
     scores, target = normal(8, 6), torch.randint(6, (8,))
-    calibrated = torch.stack([obvious.calibrated_topk_hinge(s, int(y), k) for s, y in zip(scores, target, strict=True)])
+    calibrated = torch.stack([literal.calibrated_topk_hinge(s, int(y), k) for s, y in zip(scores, target, strict=True)])
     noise = noise_for(scores)
     for epsilon in (0.0, 1e-6):
         noised = F.noised_topk_hinge(scores, target, k, epsilon=epsilon, noise=noise, reduction="none")
@@ -153,7 +153,7 @@ def test_a_tie_with_the_kth_score_is_no_error() -> None:
 
 
 def test_a_tied_label_is_still_pushed_up() -> None:
-    # All scores equal: whichever position counts as the K-th, the label must not be compared with itself.
+    # All scores are equal: whichever class counts as the K-th, the label must not be compared with itself.
     for label in range(4):
         scores = torch.zeros(1, 4, requires_grad=True)
         F.topk_hinge(scores, torch.tensor([label]), 2).backward()

@@ -9,7 +9,7 @@ from torch import Tensor
 from tests.support.drawing import normal
 from tests.support.loss_cases import LOSSES, LossCase, every_differentiable_loss, every_loss, noise_for
 
-# Scores on a coarse grid make ties, at the K-th score and elsewhere, an everyday event.
+# Scores on a coarse grid are often tied, at the K-th score and elsewhere.
 grid_scores = st.integers(min_value=3, max_value=9).flatmap(
     lambda num_classes: st.lists(
         st.lists(st.integers(-4, 4), min_size=num_classes, max_size=num_classes), min_size=1, max_size=4
@@ -18,7 +18,7 @@ grid_scores = st.integers(min_value=3, max_value=9).flatmap(
 
 
 def literal_losses(loss: LossCase, scores_NL: Tensor, noise_NLB: Tensor) -> Tensor:
-    """The obvious loss of every row for every class as the label."""
+    """The literal loss of every row, for every class as its label."""
     rows = zip(scores_NL, noise_NLB, strict=True)
     return torch.stack(
         [torch.stack([loss.literal(row, label, noise) for label in range(len(row))]) for row, noise in rows]
@@ -63,8 +63,8 @@ def test_gradient_under_probability_targets_is_the_expected_gradient(loss: LossC
     scores, probability = normal(4, 7).requires_grad_(), normal(4, 7).softmax(1)
     expected = torch.zeros_like(scores)
     for c in range(7):
-        each = loss(scores, torch.full((4,), c), reduction="none")
-        expected += torch.autograd.grad((probability[:, c] * each).sum(), scores)[0]
+        losses = loss(scores, torch.full((4,), c), reduction="none")
+        expected += torch.autograd.grad((probability[:, c] * losses).sum(), scores)[0]
     got = torch.autograd.grad(loss(scores, probability, reduction="sum"), scores)[0]
     torch.testing.assert_close(got, expected)
 
@@ -123,12 +123,12 @@ def test_weights_and_reductions_act_as_in_cross_entropy(loss: LossCase, kind: st
     weight = torch.linspace(0.5, 2, 5, dtype=torch.float64)
     plain = torch.stack([loss(scores, torch.full((6,), c), reduction="none") for c in range(5)], 1)
     if kind == "labels":
-        each, share = weight[labels] * plain.gather(1, labels[:, None]).squeeze(1), weight[labels].sum()
+        want, total = weight[labels] * plain.gather(1, labels[:, None]).squeeze(1), weight[labels].sum()
     else:
-        each, share = (weight * target * plain).sum(1), torch.tensor(6.0, dtype=torch.float64)
-    torch.testing.assert_close(loss(scores, target, weight=weight, reduction="none"), each)
-    torch.testing.assert_close(loss(scores, target, weight=weight, reduction="sum"), each.sum())
-    torch.testing.assert_close(loss(scores, target, weight=weight, reduction="mean"), each.sum() / share)
+        want, total = (weight * target * plain).sum(1), torch.tensor(6.0, dtype=torch.float64)
+    torch.testing.assert_close(loss(scores, target, weight=weight, reduction="none"), want)
+    torch.testing.assert_close(loss(scores, target, weight=weight, reduction="sum"), want.sum())
+    torch.testing.assert_close(loss(scores, target, weight=weight, reduction="mean"), want.sum() / total)
 
 
 @every_loss

@@ -95,7 +95,7 @@ def test_an_exported_loss_of_many_classes_has_no_largest_batch(batch: Any) -> No
 @every_loss
 @labels_and_probabilities
 def test_fake_tensors_have_a_loss_of_the_same_kind(loss: LossCase, target: Tensor) -> None:
-    """As tools that trace a model, or tell its memory, hand them in."""
+    """Tools that trace a model or estimate its memory use fake tensors."""
     scores = normal(N, L)
     want = loss.module(L)(scores, target)
     with FakeTensorMode() as mode:
@@ -105,7 +105,7 @@ def test_fake_tensors_have_a_loss_of_the_same_kind(loss: LossCase, target: Tenso
 
 
 SETTLED_AFTER = {True: 1, None: 2}
-"""Batch sizes until ``torch.compile(dynamic=...)`` knows that the size varies."""
+"""How many batch sizes ``torch.compile(dynamic=...)`` sees before it treats the size as variable."""
 
 
 @pytest.mark.usefixtures("fresh_compiler")
@@ -136,7 +136,7 @@ def test_fresh_noise_fits_every_batch_size(loss: LossCase, dynamic: bool | None)
 
 
 def over_rows(loss: LossCase) -> tuple[Callable[..., Tensor], tuple[Tensor, ...]]:
-    """The loss of one row as a function of tensors alone, and what to give it besides scores and label."""
+    """The loss of one row as a function of tensors, and its arguments besides scores and label."""
     if loss.noised:
         return lambda s, y, noise: loss.function(s, y, noise=noise), (noise_for(normal(N, L)),)
     return loss.function, ()

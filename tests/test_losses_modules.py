@@ -60,7 +60,7 @@ def test_two_processes_train_as_one_does_on_the_whole_batch(tmp_path: Path) -> N
         torch.testing.assert_close(torch.load(tmp_path / f"rank{rank}.pt"), dict(want.state_dict()))
 
 
-# Modules that travel
+# Saving, loading and copying
 
 
 def weights(seed: int) -> Tensor:
@@ -129,10 +129,10 @@ def test_a_copy_of_a_module_has_the_same_loss(loss: LossCase, duplicate: Callabl
 def test_integer_class_counts_survive_a_change_of_dtype(
     module: Callable[..., nn.Module], convert: Callable[[nn.Module], nn.Module]
 ) -> None:
-    # 2049 is no float16, 257 no bfloat16, and 100,000 is beyond float16 altogether.
+    # float16 cannot represent 2049 or 100,000, and bfloat16 cannot represent 257.
     counts = [1, 257, 2049, 100_000]
     converted = convert(module(counts, weight=torch.ones(4)))
-    # Not torch.equal: it rounds both sides to the dtype of the one.
+    # torch.equal would round both sides to one dtype.
     torch.testing.assert_close(converted.get_buffer("class_counts"), torch.tensor(counts), rtol=0, atol=0)
     assert converted.get_buffer("weight").dtype != torch.float32
 

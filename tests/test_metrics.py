@@ -24,7 +24,7 @@ def slow_metrics(
     class_counts: Sequence[int],
     ties: str = "correct",
 ) -> dict[str, float]:
-    """Correct at K: fewer than K scores are strictly greater than the label's, or not below it where ties are wrong."""
+    """Correct at K: fewer than K scores are above the label's (or, if ties are wrong, not below it)."""
     result: dict[str, float] = {}
     classes = sorted(set(labels))
     groups = {
@@ -109,7 +109,7 @@ def test_images_with_the_ignored_label_are_not_counted(ignored: int) -> None:
 
 
 def test_the_macro_mean_is_over_the_classes_that_occur_at_every_k_alike() -> None:
-    # Class 4 is predicted yet absent, class 3 is neither: both stay out.
+    # Class 4 is predicted but absent, class 3 is neither: both are left out.
     scores = torch.eye(L)[[0, 0, 4, 4, 2, 2]]
     target = torch.tensor([0, 0, 0, 1, 2, 2])
     result = counted((scores, target), ks=(1, 5)).compute()
@@ -120,7 +120,7 @@ def test_the_macro_mean_is_over_the_classes_that_occur_at_every_k_alike() -> Non
 
 def test_few_below_20_medium_up_to_100_many_above() -> None:
     metrics = sl.TopKMetrics(6, ks=(1,), class_counts=[0, 19, 20, 100, 101, 5000])
-    # Right for the odd classes; more images of class 1 make it no weightier.
+    # The odd classes are correct. More images of class 1 do not increase its weight.
     metrics.update(torch.eye(6)[[1, 1, 3, 3, 5, 5]], torch.arange(6))
     metrics.update(torch.eye(6)[[1, 1]], torch.tensor([1, 1]))
     result = metrics.compute()

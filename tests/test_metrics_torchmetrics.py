@@ -34,9 +34,6 @@ def test_both_ways_to_count_ties_fit_one_collection() -> None:
     assert got["wrong_tied_top1"] == 0.5
 
 
-# A metric as torchmetrics knows it
-
-
 def test_reset_forgets_every_image() -> None:
     metrics = counted(draw_batch(9))
     metrics.reset()
@@ -60,7 +57,7 @@ def test_it_works_in_a_collection() -> None:
 
 
 def test_two_in_a_collection_do_not_become_one() -> None:
-    # A collection joins metrics whose states are equal after the first batch; here both are right everywhere.
+    # A collection merges metrics whose states are equal after the first batch; here both are correct everywhere.
     collection = MetricCollection({f"at{k}": sl.TopKMetrics(L, ks=(k,)) for k in (1, 2)})
     second_best = torch.tensor([[9.0, 8.0, 0.0, 0.0, 0.0]]), torch.tensor([1])
     for batch in ((torch.eye(L), torch.arange(L)), second_best):
@@ -102,8 +99,8 @@ def test_a_copy_goes_on_counting_on_its_own(duplicate: Callable[[sl.TopKMetrics]
 def test_counts_travel_in_the_state_dict_once_persistent() -> None:
     metrics, loaded = counted(draw_batch(9)), counted()
     assert not metrics.state_dict()
-    for each in (metrics, loaded):
-        each.persistent(True)
+    metrics.persistent(True)
+    loaded.persistent(True)
     assert set(metrics.state_dict()) == set(metrics.metric_state)
     loaded.load_state_dict(metrics.state_dict(), strict=True)
     loaded.update(*draw_batch(6, seed=1))

@@ -1,4 +1,4 @@
-"""A row with a NaN or an infinity has no finite loss, and touches no other row; finite scores of any size do well."""
+"""A row with a NaN or an infinity has a NaN loss and affects no other row; finite scores of any size are fine."""
 
 import math
 from collections.abc import Callable
@@ -18,7 +18,7 @@ from tests.support.loss_cases import LOSSES, K, LossCase, every_differentiable_l
 L = 6
 BY_NAME = {case.name: case for case in LOSSES}
 
-# The limits of the hyper-parameters run through code of their own.
+# The limits of the settings have their own code.
 LIMITS = [
     replace(
         BY_NAME["noised_topk_hinge"],
@@ -41,14 +41,14 @@ first_inner_and_last_label = pytest.mark.parametrize("label", [0, 2, L - 1])
 
 
 def target_for(scores: Tensor, label: int, probabilities: bool) -> Tensor:
-    """The same label for every row, or probabilities that rule out no class."""
+    """The same label for every row, or positive probabilities."""
     if probabilities:
         return normal(*scores.shape, seed=7, dtype=scores.dtype).softmax(-1)
     return torch.full((len(scores),), label)
 
 
 def rows_with(value: float, dtype: torch.dtype) -> Tensor:
-    """Two rows a class: one with ``value`` at that class, then one without it."""
+    """Two rows for every class: one with ``value`` at that class, then one without it."""
     scores = normal(2 * L, L, dtype=dtype)
     return scores.index_put((torch.arange(0, 2 * L, 2), torch.arange(L)), torch.tensor(value, dtype=dtype))
 
@@ -125,21 +125,21 @@ def test_a_bad_row_leaves_the_gradients_of_the_others_alone(loss: LossCase, bad:
 @labels_and_probabilities
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 def test_a_bad_row_moves_no_score_by_a_number(loss: LossCase, bad: float, probabilities: bool) -> None:
-    """Where it has a gradient that is NaN, which tells a gradient scaler to leave out the step."""
+    """Its gradient is 0 or NaN; a NaN makes a gradient scaler skip the step."""
     spoilt = rows_with(bad, torch.float64)
     _, gradient = value_and_grad(lambda s: loss(s, target_for(s, 2, probabilities), reduction="sum"), spoilt)
     assert ((gradient[::2] == 0) | gradient[::2].isnan()).all()
 
 
 def huge_rows(size: float, dtype: torch.dtype) -> Tensor:
-    """``size`` and minus ``size`` at each class in turn, at all of them, and at a mixture."""
+    """``size`` and ``-size`` at every class in turn, at all of them, and at some."""
     signs = torch.tensor([[1.0], [-1.0]]).expand(2, L)
     mixed = torch.tensor([[1.0, -1.0, 1.0, -1.0, 1.0, -1.0], [0.0, 1.0, 1.0, -1.0, 1.0, 0.0]])
     extremes = size * torch.cat([signs, mixed]).to(dtype)
     return torch.cat([rows_with(size, dtype), rows_with(-size, dtype), extremes])
 
 
-# In half types, as far as the losses themselves can be written down.
+# In half precision, as large as the losses can be represented.
 sizes = pytest.mark.parametrize(
     ("size", "dtype"),
     [(1e3, torch.float16), (1e4, torch.bfloat16), (1e4, torch.float32), (1e4, torch.float64), (1e30, torch.float32)],
@@ -158,7 +158,7 @@ def test_the_value_at_huge_scores_is_the_obvious_one(
     got = loss(scores, target_for(scores, label, False), reduction="none", **loss.given(noise))
     rows = zip(scores.double(), noise.double(), strict=True)
     want = torch.stack([loss.literal(row, label, draws) for row, draws in rows])
-    # The obvious focal loss takes the logarithm of a probability that is zero.
+    # The literal focal loss takes the logarithm of a probability that rounds to zero.
     known = want.isfinite()
     assert known.sum() > len(known) / 2
     rtol = max(2 * torch.finfo(dtype).eps, 1e-6 if dtype != torch.float64 else 1e-12)
@@ -170,8 +170,8 @@ def test_the_value_at_huge_scores_is_the_obvious_one(
 @labels_and_probabilities
 def test_what_all_scores_have_in_common_is_nothing_to_the_loss(loss: LossCase, probabilities: bool) -> None:
     shift = 2.0**12
-    scores = (64 * normal(50, L)).round().float() / 64  # so that the shift costs them no digit
-    scores[::2, 0] = 2.0**20  # nor this, which is a class that nobody can compete with
+    scores = (64 * normal(50, L)).round().float() / 64  # exact after the shift
+    scores[::2, 0] = 2.0**20  # a class far above all others, exact too
     target = target_for(scores, 1, probabilities)
     want = loss(scores, target, reduction="none")
     torch.testing.assert_close(loss(scores + shift, target, reduction="none"), want, rtol=1e-6, atol=1e-5)
@@ -209,7 +209,7 @@ def test_value_and_gradient_stay_finite_at_huge_scores(
 @labels_and_probabilities
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64], ids=str)
 def test_a_large_negative_score_rules_a_class_out(loss: LossCase, dtype: torch.dtype, probabilities: bool) -> None:
-    # The last classes are the frequent ones, so that the margins of the others are the same without them.
+    # The last classes are the frequent ones, so the margins of the others do not depend on them.
     kept, masked = normal(8, L, dtype=dtype), torch.full((8, 3), -1e4, dtype=dtype)
     scores = torch.cat([kept, masked], 1)
     target = target_for(kept, 0, probabilities) if probabilities else torch.arange(8) % L
@@ -222,7 +222,7 @@ def test_a_large_negative_score_rules_a_class_out(loss: LossCase, dtype: torch.d
     torch.testing.assert_close(got_grad, torch.cat([want_grad, torch.zeros_like(masked)], 1))
 
 
-# Tiny smoothing: what rounds to zero, or would overflow as a divisor, is zero.
+# Smoothing so small that dividing by it could overflow counts as zero.
 
 LABELS = torch.arange(4)
 SMOOTHED: dict[str, Callable[..., Tensor]] = {

@@ -1,4 +1,4 @@
-"""What the package offers, and what importing it costs."""
+"""The public names, and the cost of importing them."""
 
 import importlib.metadata
 import importlib.resources
@@ -52,7 +52,7 @@ every_loss_and_module = pytest.mark.parametrize(("function", "module"), MODULE_O
 
 
 def run_python(code: str) -> str:
-    """What a fresh interpreter prints."""
+    """The output of a fresh interpreter."""
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout

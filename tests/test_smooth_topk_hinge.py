@@ -1,16 +1,16 @@
-"""The log-sum smoothed hinge against the sum over all subsets, at scales where a plain sum would overflow."""
+"""The smoothed hinge against the sum over all subsets, also for scores whose exponentials would overflow."""
 
 import pytest
 import torch
 from torch import Tensor
 
 from shortlist import functional as F
-from tests.support import literal_formulas as obvious
+from tests.support import literal_formulas as literal
+from tests.support.drawing import normal
 
 
 def draw_scores(n: int, num_classes: int, spread: float) -> Tensor:
-    generator = torch.Generator().manual_seed(4)
-    return spread * torch.randn(n, num_classes, dtype=torch.float64, generator=generator)
+    return spread * normal(n, num_classes, seed=4)
 
 
 def value_and_grad(loss: Tensor, scores: Tensor) -> tuple[Tensor, Tensor]:
@@ -22,7 +22,7 @@ def value_and_grad(loss: Tensor, scores: Tensor) -> tuple[Tensor, Tensor]:
 @pytest.mark.parametrize("k", [1, 2, 3, 5, 7])
 def test_matches_the_sum_over_subsets(k: int, tau: float, spread: float) -> None:
     scores, labels = draw_scores(3, 8, spread).requires_grad_(), [0, 3, 7]
-    brute = torch.stack([obvious.smooth_topk_hinge(row, y, k, tau) for row, y in zip(scores, labels, strict=True)])
+    brute = torch.stack([literal.smooth_topk_hinge(row, y, k, tau) for row, y in zip(scores, labels, strict=True)])
     got = F.smooth_topk_hinge(scores, torch.tensor(labels), k, tau=tau, reduction="none")
     torch.testing.assert_close(value_and_grad(got, scores), value_and_grad(brute, scores), rtol=1e-9, atol=1e-9)
 
@@ -32,7 +32,7 @@ def test_matches_the_sum_over_subsets(k: int, tau: float, spread: float) -> None
 @pytest.mark.parametrize("k", [1, 2, 3, 5])
 def test_probability_targets_match_the_sum_over_subsets(k: int, tau: float, spread: float) -> None:
     scores, probability = draw_scores(2, 6, spread).requires_grad_(), draw_scores(2, 6, 1.0).softmax(1)
-    per_class = [[obvious.smooth_topk_hinge(row, y, k, tau) for y in range(6)] for row in scores]
+    per_class = [[literal.smooth_topk_hinge(row, y, k, tau) for y in range(6)] for row in scores]
     brute = (probability * torch.stack([torch.stack(row) for row in per_class])).sum(1)
     got = F.smooth_topk_hinge(scores, probability, k, tau=tau, reduction="none")
     torch.testing.assert_close(value_and_grad(got, scores), value_and_grad(brute, scores), rtol=1e-9, atol=1e-9)

@@ -1,7 +1,7 @@
-"""The paper's propositions, where they are true, and the calibration that the loss is built on.
+"""The propositions of the paper, as far as they hold, and the calibration of the hinge.
 
-Garcin et al. (2022), section 3.2. What differs from the print: the smoothed sum is strictly convex across the all-ones
-direction only, and the constants of the smoothed K-th largest are smaller.
+Garcin et al. (2022), section 3.2, with two differences: the smoothed sum is strictly convex only across the all-ones
+direction, and the constants of the smoothed K-th largest are smaller.
 """
 
 import math
@@ -16,7 +16,7 @@ from shortlist import exact_topk, topk_value
 from shortlist import functional as F
 from tests.support.drawing import normal, value_and_grad
 
-# Classes, K, epsilon; the scores are standard normal, so epsilon goes from little noise to nearly nothing else.
+# Classes, K, epsilon. The scores are standard normal.
 CASES = [(2, 1, 1.0), (3, 2, 0.3), (6, 1, 0.5), (6, 3, 2.0), (12, 5, 0.5)]
 every_case = pytest.mark.parametrize("case", CASES, ids=str)
 Case = tuple[int, int, float]
@@ -25,12 +25,12 @@ PAIRS = 40
 
 
 def smooth_sum(x: Tensor, k: int, epsilon: float) -> Tensor:
-    """topsum_{K, eps} without noise: the sum of the smoothed places 1 to K."""
+    """topsum_{K, eps} without noise: the sum of the smoothed 1st to K-th largest."""
     return torch.stack([exact_topk(x, place, epsilon=epsilon) for place in range(1, k + 1)]).sum(0)
 
 
 def pairs_of_scores(num_classes: int) -> tuple[Tensor, Tensor]:
-    """Pairs far apart and close together: a Lipschitz constant is approached by either."""
+    """Pairs far apart and close together: either may come close to a Lipschitz constant."""
     start = normal(PAIRS, num_classes)
     step = normal(PAIRS, num_classes, seed=1) * torch.logspace(-3, 0.5, PAIRS, dtype=torch.float64).unsqueeze(-1)
     return start, start + step
@@ -66,7 +66,7 @@ def test_smooth_sum_is_linear_with_slope_k_along_ones(case: Case) -> None:
 @every_case
 def test_smooth_sum_is_strictly_convex_across_ones(case: Case) -> None:
     num_classes, k, epsilon = case
-    # Scores spread as widely as the noise: where they are far apart, the curvature is there but too small to see.
+    # Scores spread as widely as the noise: if they are farther apart, the curvature is too small to measure.
     for x in epsilon * normal(5, num_classes):
         hessian = epsilon * hessian_of(lambda x: smooth_sum(x, k, epsilon), x)
         assert_close(hessian.sum(1), torch.zeros_like(x), rtol=0, atol=1e-9)
@@ -111,7 +111,7 @@ def test_gradient_of_the_smooth_sum_is_the_expected_top_k_set(case: Case) -> Non
     _, grad = value_and_grad(lambda x: smooth_sum(x, k, epsilon), x)
     chosen = (x + epsilon * normal(draws, num_classes, seed=2)).topk(k).indices
     share = torch.bincount(chosen.flatten(), minlength=num_classes) / draws
-    # A share is a binomial proportion; one count to spare where it is all but certain.
+    # Binomial proportions, with one count of tolerance where they are almost certain.
     error = (grad * (1 - grad)).clamp(min=0).div(draws).sqrt()
     assert ((share - grad).abs() <= 5 * error + 1 / draws).all()
 
@@ -202,7 +202,7 @@ def test_label_just_outside_the_top_k_is_a_dead_zone_that_smoothing_revives(num_
 
 
 def is_top_k_preserving(scores: Tensor, law: Tensor, k: int) -> Tensor:
-    """Definition 2.3 of Yang and Koyejo (2020): whoever is surely in or out by the law is so by the scores."""
+    """Definition 2.3 of Yang and Koyejo (2020): classes surely in or out by the law are so by the scores."""
     ranked_law, ranked = law.sort(descending=True).values, scores.sort(descending=True).values
     in_is_in = (law <= ranked_law[k]) | (scores > ranked[:, k : k + 1])
     out_is_out = (law >= ranked_law[k - 1]) | (scores < ranked[:, k - 1 : k])

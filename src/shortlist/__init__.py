@@ -1,7 +1,7 @@
-"""Classifiers whose K suggestions contain the right answer.
+"""Train classifiers whose K suggestions contain the right answer.
 
-The public names load on demand (PEP 562): torch takes seconds to import, and a command line with a typing error, or a
-call for help, must not wait for it.
+The public names are loaded on demand (PEP 562). Importing torch takes seconds, and a command with a typing error or
+``--help`` must not wait for it.
 """
 
 import importlib
@@ -9,8 +9,7 @@ import importlib.util
 import sys
 from typing import TYPE_CHECKING
 
-# Type checkers read this branch alone. They must not see a module-level ``__getattr__``, which would make every
-# misspelt name valid to them.
+# For type checkers. They must not see a module-level ``__getattr__``, or they would accept every misspelt name.
 if TYPE_CHECKING:
     from shortlist import functional
     from shortlist.errors import ShortlistError
@@ -85,7 +84,7 @@ if not TYPE_CHECKING:
         "topk_sum": "ops.smoothing",
         "topk_value": "ops.smoothing",
     }
-    # ``import *`` and ``help`` load every name in ``__all__``.
+    # ``import *`` and ``help`` load every name in ``__all__``, and the metrics need torchmetrics.
     if importlib.util.find_spec("torchmetrics") is None:
         __all__.remove("TopKMetrics")
 
@@ -94,7 +93,7 @@ if not TYPE_CHECKING:
             return importlib.import_module("shortlist.functional")
         if name not in _MODULE_OF:
             message = f"module {__name__!r} has no attribute {name!r}"
-            raise AttributeError(message, name=name, obj=sys.modules[__name__])  # so that Python suggests a name
+            raise AttributeError(message, name=name, obj=sys.modules[__name__])  # Python then suggests a name
         value = getattr(importlib.import_module(f"shortlist.{_MODULE_OF[name]}"), name)
         globals()[name] = value
         return value

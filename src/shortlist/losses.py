@@ -342,7 +342,7 @@ class _NoisedLoss(_TopKLoss):
         self.eval_n_samples = eval_n_samples
 
     def active_n_samples(self) -> float:
-        """B in the present mode, training or evaluation."""
+        """The number of draws in the current mode, training or evaluation."""
         return self.n_samples if self.training or self.eval_n_samples is None else self.eval_n_samples
 
     def check_settings(self, dtype: torch.dtype) -> None:

@@ -1,4 +1,4 @@
-"""Top-K accuracy over all images, over classes, and over rare and frequent classes."""
+"""Top-K accuracy: micro, macro, and by the number of training images of the classes."""
 
 from collections.abc import Sequence
 from typing import Any, Literal, get_args
@@ -22,19 +22,19 @@ _TIES = get_args(Ties)
 
 
 def scores_above(scores_RL: Tensor, index_R: Tensor) -> Tensor:
-    """How many scores are above the label's: it is correct at K if they are fewer than K.
+    """``(R,)`` number of scores above the label's. The label is correct at K if there are fewer than K.
 
     Example:
         >>> scores_above(torch.tensor([[3.0, 2.0, 2.0], [1.0, float("nan"), 2.0]]), torch.tensor([2, 2]))
         tensor([1, 1])
     """
     own_R1 = scores_RL.gather(-1, index_R.unsqueeze(-1))
-    # So written, a NaN on either side counts as above.
+    # Counting ``<=`` makes a NaN on either side count as above.
     return scores_RL.shape[-1] - (scores_RL <= own_R1).sum(-1)
 
 
 def others_not_below(scores_RL: Tensor, index_R: Tensor) -> Tensor:
-    """How many scores of other classes are not below the label's: fewer than K, and no tie helps it to be correct.
+    """``(R,)`` number of other scores that are not below the label's. With fewer than K, it is correct without a tie.
 
     Example:
         >>> others_not_below(torch.tensor([[3.0, 2.0, 2.0], [1.0, float("nan"), 2.0]]), torch.tensor([2, 2]))
@@ -42,29 +42,30 @@ def others_not_below(scores_RL: Tensor, index_R: Tensor) -> Tensor:
     """
     own_R1 = scores_RL.gather(-1, index_R.unsqueeze(-1))
     not_below_R = scores_RL.shape[-1] - 1 - (scores_RL < own_R1).sum(-1)
-    return not_below_R + own_R1.squeeze(-1).isnan()  # which then is above itself
+    return not_below_R + own_R1.squeeze(-1).isnan()  # so that a NaN label is not correct at K = L
 
 
 class TopKMetrics(Metric):
-    """Micro, macro and few / medium / many top-K accuracy, for several K in one pass.
+    """Micro, macro and few / medium / many top-K accuracy, for several K at once.
 
-    An image is correct at K if fewer than K scores are strictly above its label's: a tie with the K-th counts as
-    correct. A label whose score is NaN is wrong at every K; NaN scores of other classes count as above it.
+    An image is correct at K if fewer than K scores are strictly above its label's, so a tie with the K-th score counts
+    as correct. A label whose score is NaN is never correct; NaN scores of other classes count as above it.
 
-    ``tied_top{k}`` is the share of images that are correct by a tie alone. Look at it: a network that gives every class
-    the same score is always "correct", and scores in bfloat16, which have three digits, tie often. Compute the last
-    layer in float32, or count ties as wrong.
+    ``tied_top{k}`` is the fraction of images that are correct only because of a tie. Watch it: a network that gives
+    every class the same score is always "correct", and bfloat16 scores, which have three digits, tie often. If it is
+    not small, compute the last layer in float32, or count ties as wrong.
 
-    The state is integer counts for each class and K, summed across ranks, so the result does not depend on how the
-    images were divided into batches or ranks.
+    The state is an integer count for each class and K, summed over ranks. So the result does not depend on how the
+    images are divided into batches and ranks.
 
     Args:
         num_classes: Number L of classes.
         ks: The values of K.
-        class_counts: ``(L,)`` training images of each class, zero allowed; adds the few, medium and many means.
+        class_counts: ``(L,)`` number of training images of each class, zero allowed. Adds the accuracy of classes with
+            few (below 20), a medium number of, and many (above 100) images.
         ignore_index: Images with this label are not counted.
-        ties: ``"correct"``, as above, or ``"wrong"``: K or more other scores that are not below the label's make an
-            image wrong.
+        ties: ``"correct"``, or ``"wrong"`` if an image is correct only with fewer than K other scores that are not
+            below the label's.
         **kwargs: Passed to ``torchmetrics.Metric``.
 
     Example:
@@ -117,16 +118,16 @@ class TopKMetrics(Metric):
         counts = None if class_counts is None else checked_class_counts(class_counts, num_classes, allow_zero=True)
         self.register_buffer("class_counts", counts, persistent=False)
         self.add_state("seen", torch.zeros(num_classes, dtype=torch.int64), dist_reduce_fx="sum")
-        # A MetricCollection takes metrics with states alike for one and the same. So a state is named by its K, what is
-        # ignored is a state, and whichever way ties count, both counts are kept.
+        # A MetricCollection merges metrics whose states are equal. So the names of states contain K, the ignored label
+        # is a state, and both counts are kept, whichever way ties count.
         self.add_state("ignore_index", torch.tensor(ignore_index), dist_reduce_fx="max")
-        self._ignored_label = ignore_index  # to be read without waiting for a device
+        self._ignored_label = ignore_index  # a number, since reading the state may wait for a GPU
         for k in ks:
             for name in (f"hits_top{k}", f"strict_hits_top{k}"):
                 self.add_state(name, torch.zeros(num_classes, dtype=torch.int64), dist_reduce_fx="sum")
 
     def update(self, scores: Tensor, target: Tensor) -> None:
-        """Count a batch: scores and labels shaped as for the losses."""
+        """Count a batch: ``(N, L)`` scores and ``(N,)`` labels, or other shapes as for the losses."""
         scores_RL, index_R, _ = with_classes_last(scores, target)
         if index_R is None:
             raise ShortlistError(f"target must be int64 labels, got probabilities ({target.dtype})")
@@ -138,20 +139,20 @@ class TopKMetrics(Metric):
         above_R = scores_above(scores_RL, index_R).flatten()
         not_below_R = others_not_below(scores_RL, index_R).flatten()
         index_R, kept_R = index_R.flatten(), kept_R.flatten()
-        # Not in place: a state made in inference mode could not be updated outside it.
+        # Not in place: a state created in inference mode cannot be changed outside it.
         self.seen = self.seen.index_add(0, index_R, kept_R.long())
         for k in self.ks:
             for name, rank_R in ((f"hits_top{k}", above_R), (f"strict_hits_top{k}", not_below_R)):
                 setattr(self, name, getattr(self, name).index_add(0, index_R, (kept_R & (rank_R < k)).long()))
 
     def set_dtype(self, dst_type: str | torch.dtype) -> "TopKMetrics":
-        """Changes nothing: counts stay whole numbers, and the accuracies are float32."""
+        """Does nothing: counts stay integers, and accuracies are float32."""
         return self
 
     def compute(self) -> dict[str, Tensor]:
-        """``micro_top{k}``, ``macro_top{k}`` and the like for each K, ``tied_top{k}``, and ``absent_classes``.
+        """``micro_top{k}``, ``macro_top{k}``, ``tied_top{k}`` and the groups for each K, and ``absent_classes``.
 
-        A mean over classes takes those that occur in the counted labels, whatever K is; over none it is NaN.
+        Means over classes include those that occur in the counted labels; without any, the mean is NaN.
         """
         occurs = self.seen > 0
         groups = {"macro": occurs}
@@ -169,11 +170,11 @@ class TopKMetrics(Metric):
         return result
 
     def per_class(self) -> dict[int, Tensor]:
-        """For each K the ``(L,)`` accuracies of the classes; NaN for a class that did not occur."""
+        """``(L,)`` accuracies of the classes for each K; NaN for classes that did not occur."""
         return {k: self._hits(k) / self.seen for k in self.ks}
 
     def _hits(self, k: int) -> Tensor:
-        """Images of each class that are correct at K, as ties count."""
+        """``(L,)`` number of correct images at K, with ties counted as asked for."""
         return self._count(f"hits_top{k}" if self.ties == "correct" else f"strict_hits_top{k}")
 
     def _count(self, state: str) -> Tensor:

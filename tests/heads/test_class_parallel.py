@@ -1,7 +1,7 @@
-"""Classes divided over ranks give the numbers of one process that has all classes and all rows.
+"""Classes divided over ranks give the same numbers as one process with all classes and all rows.
 
-Starting processes takes seconds, so there are two groups only, of four ranks and of two. Each goes through all checks,
-every rank comparing what it holds with a single process's result, which it works out for itself.
+There are two groups of processes, of four ranks and of two. Each runs all checks: every rank computes the result of a
+single process, and compares its own part with it.
 """
 
 import copy
@@ -31,14 +31,14 @@ CLASSES = (10, 5)
 
 @dataclass(frozen=True)
 class Ranks:
-    """This process among the others of its group."""
+    """This process in its group."""
 
     rank: int
     count: int
     folder: Path
 
     def own(self, x_N: Tensor) -> Tensor:
-        """Of rows of the global batch, those that this rank brings."""
+        """This rank's rows of the global batch."""
         return x_N.chunk(self.count)[self.rank].clone()
 
     def average(self, x: Tensor) -> Tensor:
@@ -64,7 +64,7 @@ def whole_and_part(
 
 
 def labels(num_classes: int) -> Tensor:
-    # Label 1 is ignored in some checks: on the first ranks that is more rows than on the last.
+    # Some checks ignore label 1, which the first ranks have more often than the last.
     return torch.tensor([1, 1, 0, 1, 4, 2, 3, 0, 1, 2, 4, 3]) % num_classes
 
 
@@ -194,7 +194,7 @@ def check_fresh_noise_has_the_law_of_one_process(ranks: Ranks) -> None:
     got = part(ranks.own(features), ranks.own(target))
     own = whole.scores(features).gather(1, target[:, None]).squeeze(1)
     expected = (1 + sl.exact_topk(whole.scores(features), 3, epsilon=0.5) - own).relu()
-    # The third largest of ten with noise of scale 0.5 spreads less than the noise itself.
+    # The standard deviation of the third largest of ten is less than that of the noise, 0.5.
     assert (got - ranks.own(expected)).abs().max() < 5 * 0.5 / math.sqrt(draws)
     after = ranks.of_all(torch.rand(()))
     assert all(torch.equal(other, after[0]) for other in after), "ranks consume their generators alike"
@@ -212,7 +212,7 @@ def check_ranks_draw_noise_and_weights_of_their_own(ranks: Ranks) -> None:
 
 
 def check_groups_share_their_first_weights_and_no_noise(ranks: Ranks) -> None:
-    """As copies of a head that work on different rows."""
+    """Groups may hold copies of one head for different rows."""
     groups: list[Any] = [dist.new_group([rank]) for rank in range(ranks.count)]
     torch.manual_seed(0)
     loss = sl.NoisedTopKHinge(1, epsilon=1.0, n_samples=4, reduction="none")
@@ -251,7 +251,7 @@ def known_state(num_classes: int) -> dict[str, Tensor]:
 
 
 def check_a_checkpoint_of_more_ranks_loads(ranks: Ranks) -> None:
-    """Four ranks write what two read and write again, for one process to read."""
+    """Four ranks save what two load and save again, for one process to load."""
     for num_classes in CLASSES:
         loss = sl.NoisedTopKHinge(2)
         head = sl.ClassParallelNoisedTopKHead(D, num_classes, loss, dtype=torch.float64)
@@ -287,7 +287,7 @@ def run_checks(rank: int, count: int, folder: Path) -> None:
 
 @pytest.fixture(scope="module")
 def checked(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder in which four ranks, then two, have gone through all checks."""
+    """The folder in which four ranks, then two, have run all checks."""
     folder = tmp_path_factory.mktemp("ranks")
     for count in (4, 2):
         run_ranks(run_checks, count, folder)

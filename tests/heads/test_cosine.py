@@ -24,7 +24,7 @@ def test_cosine_scores_survive_half_precision() -> None:
         torch.testing.assert_close(scores, head(torch.ones(1, 64, dtype=torch.float16)))
 
 
-# Cosines at any size. Rows of usual size take a shorter way unless they share a batch with others, or cannot be read.
+# Batches of rows of usual size take a faster path, unless they cannot be read.
 
 SIZES = {torch.float32: [1e-36, 1e-20, 1e-12, 1.0, 1e19, 1e37], torch.float64: [1e-300, 1e-160, 1.0, 1e160, 1e300]}
 dtype_and_size = pytest.mark.parametrize(("dtype", "size"), [(dtype, s) for dtype in SIZES for s in SIZES[dtype]])

@@ -28,7 +28,7 @@ from tests.support.heads import (
 )
 from tests.support.memory import LargestTensor
 
-# Every reduction with every way to tell rows apart; and every K, hard and smooth.
+# Every reduction with and without weights and ignored rows; and every K, hard and smooth.
 SETTINGS: list[dict[str, Any]] = [
     {"reduction": reduction, **shared}
     for reduction in ("none", "mean", "sum")

@@ -82,18 +82,18 @@ def test_sparse_gradients_train(cosine: bool, optimizer: type[torch.optim.Optimi
 @pytest.mark.parametrize("cosine", [False, True], ids=["linear", "cosine"])
 @pytest.mark.parametrize("sparse_grad", [False, True], ids=["dense", "sparse"])
 def test_gradients_of_half_types_are_rounded_once(dtype: torch.dtype, cosine: bool, sparse_grad: bool) -> None:
-    # Thousands of terms of one sign in each row: added one by one in a half type they would stop growing.
+    # Thousands of terms of one sign: a sum in half precision would stop growing.
     rows = 6000
     features = normal(rows, D, dtype=dtype).abs()
     weight, classes = normal(3, D, seed=1, dtype=dtype), torch.arange(2 * rows).view(rows, 2) % 2
     grads = []
     for kind in (dtype, torch.float64):
-        leaves = [each.detach().to(kind).clone().requires_grad_() for each in (weight, weight[:, 0])]
+        leaves = [leaf.detach().to(kind).clone().requires_grad_() for leaf in (weight, weight[:, 0])]
         scores = selected_scores(
             features.to(kind), leaves[0], leaves[1], classes, cosine=cosine, sparse_grad=sparse_grad
         )
         found = torch.autograd.grad(scores, leaves, torch.full_like(scores, 0.01))
-        grads.append([each.to_dense().double() if sparse_grad else each.double() for each in found])
+        grads.append([grad.to_dense().double() if sparse_grad else grad.double() for grad in found])
     for got, want in zip(*grads, strict=True):
         assert got[2].eq(0).all()
         scale = want.abs().max().item()

@@ -1,4 +1,4 @@
-"""``exact_topk`` against independent truths, its laws, and the law of the counts that it rests on."""
+"""``exact_topk`` against independent formulas, its laws, and the Poisson-binomial distribution behind it."""
 
 import itertools
 import math
@@ -18,7 +18,7 @@ from tests.support.drawing import normal, value_and_grad
 
 Floats = npt.NDArray[np.float64]
 
-# Rows, classes, K: among them one class, the first, the middle on both sides of the turn at L/2, and the last.
+# Rows, classes, K: among them one class, the first, both sides of the middle, and the last.
 CASES = [(2, 1, 1), (3, 2, 1), (3, 2, 2), (4, 7, 3), (4, 7, 5), (4, 8, 5), (2, 40, 1), (2, 40, 21), (2, 129, 125)]
 every_case = pytest.mark.parametrize("case", CASES, ids=str)
 every_epsilon = pytest.mark.parametrize("epsilon", [0.05, 1.0, 7.0])
@@ -48,7 +48,7 @@ def topk_by_quadrature(x: Floats, k: int, epsilon: float) -> float:
 
 
 def gradient_by_quadrature(x: Floats, k: int, epsilon: float) -> list[float]:
-    """The probability of each class to be the k-th: it is at t, and k - 1 of the others are above."""
+    """The probability of every class to be the k-th: it is at t, and k - 1 of the others are above."""
 
     def is_kth(label: int) -> float:
         others = np.delete(x, label)
@@ -93,7 +93,7 @@ def test_larger_of_two_classes_has_its_closed_form(gap: float, epsilon: float) -
 
 @pytest.mark.parametrize(
     ("num_classes", "k"),
-    # Many classes make the k-th ever more certain: in the middle of 2000 it spreads over 0.03 of the noise's scale.
+    # The more classes, the less the k-th varies: in the middle of 2000, by 0.03 of the noise.
     [(1000, 1), (1000, 10), (1000, 999), (1001, 501), (3000, 100), (2000, 900), (3000, 2995)],
 )
 def test_equal_scores_give_normal_order_statistics(num_classes: int, k: int) -> None:
@@ -226,7 +226,7 @@ def test_monte_carlo_means_are_within_five_standard_errors(
     value, grad = value_and_grad(lambda x: smooth_topk(x, k, epsilon=epsilon, n_samples=draws, generator=generator), x)
     exact, exact_grad = value_and_grad(lambda x: exact_topk(x, k, epsilon=epsilon), x[0])
     assert (value.mean() - exact).abs() <= 5 * value.std() / math.sqrt(estimates)
-    # In each draw a class is the k-th or not: its share has a binomial error, with one count to spare for rare ones.
+    # Whether a class is the k-th in a draw is a Bernoulli variable. One count of tolerance, for rare classes.
     total = estimates * draws
     assert ((grad.mean(0) - exact_grad).abs() <= 5 * (exact_grad * (1 - exact_grad) / total).sqrt() + 1 / total).all()
 
@@ -239,7 +239,7 @@ def test_float32_is_as_good_as_its_digits(case: tuple[int, int, int], offset: fl
     x = (offset + spread * normal(rows, num_classes)).float()
     got, got_grad = value_and_grad(lambda x: exact_topk(x, k, epsilon=1.0), x)
     want, want_grad = value_and_grad(lambda x: exact_topk(x, k, epsilon=1.0), x.double())
-    # Beside the accuracy of the integral, the result itself must be rounded.
+    # The accuracy of the integral, plus the rounding of the result.
     rounding = torch.finfo(torch.float32).eps * want.abs()
     assert ((got - want).abs() <= 1e-5 + rounding).all()
     assert_close(got_grad.double(), want_grad, rtol=0, atol=1e-5)
@@ -272,7 +272,7 @@ def test_thousands_of_classes(k: int) -> None:
     x = normal(3000)
     value, grad = value_and_grad(lambda x: exact_topk(x, k, epsilon=0.5), x)
     assert_close(grad.sum(), torch.tensor(1.0, dtype=torch.float64), rtol=0, atol=1e-10)
-    # Without a chance to be the k-th, at eight standard deviations, a class above only takes a place away.
+    # Classes eight standard deviations above only lower the rank of the others.
     near, above = (x - value).abs() <= 4, x > value + 4
     assert near.sum() < len(x)
     assert_close(exact_topk(x[near], k - int(above.sum()), epsilon=0.5), value, rtol=0, atol=1e-9)

@@ -1,4 +1,4 @@
-"""Thousands of draws: the mean is right, memory does not grow with their number, and absurd numbers are refused."""
+"""Thousands of draws: the mean is right, memory does not grow with their number, and too many are rejected."""
 
 import math
 from collections.abc import Callable

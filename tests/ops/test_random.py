@@ -1,4 +1,4 @@
-"""Where the noise comes from: generators, dtypes, ranks, and evaluation without any."""
+"""The source of the noise: generators, dtypes, ranks, and evaluation without noise."""
 
 import math
 from collections.abc import Callable
@@ -25,7 +25,7 @@ COUNTS = list(range(1, NUM_CLASSES + 1))
 SCORES, TARGET = normal(6, NUM_CLASSES, dtype=torch.float32), torch.arange(6)
 
 Noised = Callable[..., Tensor]
-# Everything that draws, as a function of scores and of where the noise comes from.
+# Everything that draws, as a function of the scores and the source of the noise.
 NOISED: dict[str, Noised] = {
     "smooth_topk": lambda x, **source: smooth_topk(x, K, epsilon=EPSILON, **source),
     "smooth_topk_sum": lambda x, **source: smooth_topk_sum(x, K, epsilon=EPSILON, **source),
@@ -85,7 +85,7 @@ def test_given_noise_draws_nothing(noised: Noised) -> None:
 @everything_noised
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 def test_half_scores_get_float32_noise(noised: Noised, dtype: torch.dtype) -> None:
-    # torch.randn in a half type would make other numbers of the same seed.
+    # With the same seed, torch.randn gives other numbers in half precision.
     scores = SCORES.to(dtype)
     got = noised(scores, generator=seeded(3))
     assert_close(got, noised(scores.float(), generator=seeded(3)).to(dtype), rtol=0, atol=0)
@@ -102,8 +102,7 @@ def test_standard_normal_alone_is_randn(dtype: torch.dtype) -> None:
     assert_close(draw(None), want, rtol=0, atol=0)
 
 
-# False alarms: a right law fails a Kolmogorov-Smirnov test at this level once in 10,000 choices of a seed; all of the
-# tests below together, 10 of them, once in 1,000.
+# False alarms: over the choice of seeds, correct code fails one of the ten tests below once in 1,000.
 KS_LEVEL = 1e-4
 
 
@@ -131,13 +130,13 @@ def test_ranks_are_uncorrelated(power: int, dtype: torch.dtype) -> None:
     noise = torch.randn(200_000, dtype=dtype, generator=seeded(0))
     by_rank = torch.stack([noise, *(rehash(noise, key) for key in (1, 2, 3, 4))]).double()
     correlation = torch.corrcoef(by_rank**power) - torch.eye(5, dtype=torch.float64)
-    # Independent draws have correlations of standard error 1 / sqrt(n), whatever their law.
+    # The correlation of independent draws has a standard error of 1 / sqrt(n).
     assert correlation.abs().max() <= 5 / math.sqrt(noise.numel())
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 def testrehashed_neighbours_are_uncorrelated(dtype: torch.dtype) -> None:
-    # Draws that share leading bits are where a weak hash would show.
+    # A weak hash would fail on draws that share their leading bits.
     neighbours = torch.linspace(1, 1 + 1e-2, 50_000, dtype=dtype)
     rehashed = rehash(neighbours, 1).double()
     lagged = torch.corrcoef(torch.stack([rehashed[:-1], rehashed[1:]]))[0, 1]
@@ -164,7 +163,7 @@ def test_extreme_hashes_are_finite_and_symmetric(dtype: torch.dtype) -> None:
 
 
 def noised_losses_of_a_rank() -> dict[str, Tensor]:
-    """All that a rank with seed 0 sees: losses by default draws and by a generator, and what is drawn after them."""
+    """The losses of a rank with seed 0, by default draws and by a generator, and a number that is drawn after them."""
     torch.manual_seed(0)
     seen = {f"{name} by default": noised(SCORES) for name, noised in NOISED.items()}
     seen["drawn after"] = torch.rand(())

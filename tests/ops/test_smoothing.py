@@ -30,7 +30,7 @@ PAPER_NOISE = torch.tensor(
 
 
 def by_sorting(operator: Operator, x: Tensor, k: int, epsilon: float, noise: Tensor, dim: int = -1) -> Tensor:
-    """The definition: sort each perturbed copy, take the k-th or the first k, average over the draws."""
+    """The definition: sort every perturbed copy, take the k-th or the first k, and average over the draws."""
     perturbed = x.unsqueeze(-1) + epsilon * noise
     ranked = perturbed.movedim(dim % x.dim(), -2).sort(-2, descending=True).values
     return ranked[..., k - weight_of(operator, k) : k, :].sum(-2).mean(-1)
@@ -75,7 +75,7 @@ def problems(draw: st.DrawFn) -> Problem:
     dtype = draw(st.sampled_from(FLOAT_TYPES))
     generator = torch.Generator().manual_seed(draw(st.integers(0, 2**32)))
     dim = draw(st.integers(0, len(shape) - 1))
-    # Small whole numbers are exact in every dtype, so that distinct scores stay distinct.
+    # Small integers are exact in every dtype, so distinct scores stay distinct.
     ranks = torch.rand(*shape, generator=generator).argsort(dim)
     x = (ranks + torch.randint(-3, 4, shape, generator=generator).select(dim, 0).unsqueeze(dim)).to(dtype)
     if layout == "transposed":
@@ -116,7 +116,7 @@ def test_smooth_operators_are_means_over_sorted_draws(operator: Operator, proble
         problem.x.double(),
         problem.upstream.double(),
     )
-    # In double: one rounding to the dtype is all that separates the two.
+    # Computed in float64: the results differ only by one rounding to the dtype.
     assert_close(got, want.to(got.dtype))
     assert_close(got_grad, want_grad.to(got.dtype))
 
@@ -232,7 +232,7 @@ def test_sum_over_all_places_is_the_sum_over_classes(shape: tuple[int, int, int]
 @pytest.mark.parametrize("k", [1, 3, 6])
 def test_gradient_is_the_derivative(operator: Operator, epsilon: float, k: int) -> None:
     x, noise = normal(2, 6), normal(2, 6, 3, seed=1)
-    # The derivative exists where no two perturbed scores are within reach of the finite difference.
+    # Finite differences need perturbed scores that are farther apart than their step.
     gaps = (x.unsqueeze(-1) + epsilon * noise).sort(1).values.diff(dim=1)
     assert gaps.min() > 1e-4
     assert torch.autograd.gradcheck(

@@ -52,7 +52,7 @@ def test_tied_scores_share_one_subgradient(operator: Operator, k: int) -> None:
     assert value == ranked[k - weight_of(operator, k) : k].sum()
     assert grad.sum() == weight_of(operator, k)
     assert set(grad.tolist()) <= {0.0, 1.0}
-    # Euler's identity for a function that is positively homogeneous: the weight is on the values that were taken.
+    # Euler's identity for positively homogeneous functions: the gradient is on values that were selected.
     assert (grad * x).sum() == value
 
 
@@ -106,7 +106,7 @@ def test_generator_decides_the_draws(operator: Operator) -> None:
 def test_drawn_noise_has_the_asked_number_of_draws(operator: Operator, n_samples: int) -> None:
     x, generator = torch.zeros(500, 40, dtype=torch.float64), torch.Generator().manual_seed(0)
     _, grad = value_and_grad(lambda x: operator(x, 2, epsilon=0.7, n_samples=n_samples, generator=generator), x)
-    # Among so many rows and equal scores, some position is found by one draw only.
+    # With so many rows of equal scores, some position is found in one draw only.
     assert grad[grad > 0].min().item() == pytest.approx(1 / n_samples)
 
 
@@ -121,7 +121,7 @@ def test_noise_sets_the_number_of_draws(operator: Operator) -> None:
 @both_operators
 @pytest.mark.parametrize("dtype", HALF_TYPES, ids=str)
 def test_half_types_are_the_cast_of_the_float32_computation(operator: Operator, dtype: torch.dtype) -> None:
-    # Near 1024 a bfloat16 is a multiple of 8 and a float16 of 1: perturbed in its own dtype, x would not move.
+    # Near 1024 bfloat16 has multiples of 8 and float16 multiples of 1: noise added in that dtype would be lost.
     x = 1024 + 8 * torch.randint(0, 2, (50, 9), generator=torch.Generator().manual_seed(0)).to(dtype)
     noise, upstream = normal(50, 9, 5, seed=1, dtype=torch.float32), normal(50, seed=2, dtype=dtype)
     got, got_grad = value_and_grad(lambda x: operator(x, 3, epsilon=0.1, noise=noise), x, upstream)
@@ -154,7 +154,7 @@ def test_chunks_of_draws_make_no_difference(operator: Operator, case: Case, at_o
 
 
 def saved_for_backward(operator: Operator, x: Tensor, k: int, n_samples: int) -> list[Tensor]:
-    """What autograd holds on to between forward and backward, but for the caller's own scores."""
+    """The tensors that autograd keeps for backward, except the scores themselves."""
     saved: list[Tensor] = []
 
     def keep(tensor: Tensor) -> Tensor:
@@ -176,7 +176,7 @@ def test_backward_keeps_positions_alone(operator: Operator, dtype: torch.dtype) 
     assert not any(tensor.is_floating_point() for tensor in saved)
     positions = [tensor for tensor in saved if tensor.dtype == torch.int64]
     assert sum(tensor.numel() for tensor in positions) == rows * weight_of(operator, k) * n_samples
-    # Beside the positions, only whether each slice has a NaN.
+    # Besides the positions, one flag per slice: whether it has a NaN.
     assert sum(tensor.numel() for tensor in saved) == rows * weight_of(operator, k) * n_samples + rows
 
 

@@ -1,4 +1,4 @@
-"""Whether two ways of drawing have one law, judged from samples of both."""
+"""Statistical tests that two ways of drawing have the same distribution."""
 
 from collections.abc import Callable
 
@@ -8,34 +8,34 @@ from scipy import stats
 from torch import Tensor
 
 LEVEL = 1e-4
-"""How often one test of a right law fails, over the choice of its seed. ``assert_same_law`` makes three."""
+"""Significance level: how often one test of correct code fails, over the choice of its seed."""
 
 Draws = Callable[[], tuple[Tensor, Tensor]]
-"""Values and positions, both ``(R, B)``: rows alike and independent, with B draws each that must be independent too."""
+"""Values and positions, both ``(R, B)``: independent rows of the same scores, with draws that must be independent."""
 
 _LEAST_COUNT = 20
 
 
 def assert_same_law(draw_fast: Draws, draw_dense: Draws) -> None:
-    """Values, their means over the draws of a row, and positions together with values have the same law.
+    """Three tests: values, their means over the draws of a row, and positions together with values.
 
-    Values and means by the two-sample Kolmogorov-Smirnov test: were the draws of a row dependent, their means would
-    vary more or less. Positions by the chi-square test of homogeneity, each position told apart by whether the value
-    is above the common median, and rare ones taken together.
+    Values and means are compared by the two-sample Kolmogorov-Smirnov test; the means would have another variance if
+    the draws of a row were dependent. Positions are compared by the chi-square test of homogeneity. Each position is
+    split by whether the value is above the common median, and rare ones are pooled.
     """
     (fast, fast_position), (dense, dense_position) = draw_fast(), draw_dense()
     assert fast.isfinite().all()
     for ours, theirs in ((fast.flatten(), dense.flatten()), (fast.mean(1), dense.mean(1))):
         p_value = stats.ks_2samp(ours.double().numpy(), theirs.double().numpy()).pvalue
-        assert p_value > LEVEL, f"values differ in law: p = {p_value:.1e}"
+        assert p_value > LEVEL, f"distributions of the values differ: p = {p_value:.1e}"
     median = torch.cat([fast, dense]).double().median()
     kinds = [2 * position + (value > median) for position, value in ((fast_position, fast), (dense_position, dense))]
     p_value = _homogeneity(*kinds)
-    assert p_value > LEVEL, f"positions differ in law: p = {p_value:.1e}"
+    assert p_value > LEVEL, f"distributions of the positions differ: p = {p_value:.1e}"
 
 
 def _homogeneity(first: Tensor, second: Tensor) -> float:
-    """p-value of the chi-square test that two samples of small whole numbers have one law."""
+    """p-value of the chi-square test that two samples of small integers have the same distribution."""
     size = int(max(first.max(), second.max())) + 1
     counts = np.stack([torch.bincount(kind.flatten(), minlength=size).numpy() for kind in (first, second)])
     common = counts.sum(0) >= _LEAST_COUNT

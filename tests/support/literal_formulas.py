@@ -1,4 +1,4 @@
-"""Each loss written down for one row and one label, as literally as its formula: slow, and hard to get wrong."""
+"""Each loss for one row and one label, written as literally as its formula: slow, and hard to get wrong."""
 
 import itertools
 

@@ -1,4 +1,4 @@
-"""How much memory operations ask for, seen from the tensors that they return."""
+"""The memory of operations, measured by the tensors that they return."""
 
 from typing import Any
 
@@ -7,7 +7,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 
 class LargestTensor(TorchDispatchMode):
-    """The bytes of the largest tensor that any operation returns."""
+    """Records the size in bytes of the largest tensor that any operation returns."""
 
     def __init__(self) -> None:
         super().__init__()
