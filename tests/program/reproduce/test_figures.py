@@ -1,6 +1,8 @@
-"""The paper's figures: each is drawn from the numbers in its file, and these obey what is known of the losses."""
+"""The paper's figures: each is drawn from the numbers in its file, and these obey the laws of the losses."""
 
 import math
+import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,7 +12,8 @@ from torch import Tensor
 
 from shortlist.functional import calibrated_topk_hinge, imbalanced_noised_topk_hinge, noised_topk_hinge, topk_error
 from shortlist.ops.exact import exact_topk
-from shortlist.program.reproduce.figures import FIGURES
+from shortlist.program.cli import research
+from shortlist.program.reproduce.figures import FIGURES, from_results
 from shortlist.program.reproduce.figures.gradient_sparsity import nonzero_coordinates
 from shortlist.program.reproduce.figures.loss_maps import (
     DRAWS,
@@ -34,16 +37,18 @@ from shortlist.program.reproduce.figures.triangle import (
     triangle_of,
     with_margin,
 )
+from shortlist.program.reproduce.registry import COLUMN_NAMES, EXPERIMENTS
+from tests.support.reproducing import Place, made_up
 
 GRID = triangle_of(steps=12)
 QUICK = Effort(steps=12, repetitions=20)
 
 every_k = pytest.mark.parametrize("k", [1, 2])
-every_landscape = pytest.mark.parametrize("landscape", LANDSCAPES, ids=lambda each: each.column)
+every_landscape = pytest.mark.parametrize("landscape", LANDSCAPES, ids=lambda landscape: landscape.column)
 
 
 def landscape(name: str) -> Landscape:
-    (found,) = (each for each in LANDSCAPES if each.column == name)
+    (found,) = (landscape for landscape in LANDSCAPES if landscape.column == name)
     return found
 
 
@@ -61,11 +66,14 @@ def mirrored_points() -> Tensor:
 
 
 @pytest.mark.parametrize("name", FIGURES)
-def test_every_figure_is_written_as_svg_png_and_numbers(name: str, tmp_path: Path) -> None:
-    written = FIGURES[name](tmp_path, "smoke")
-    assert written == [tmp_path / f"{name}.{kind}" for kind in ("svg", "png", "csv")]
-    assert sorted(tmp_path.iterdir()) == sorted(written)
-    svg, png, numbers = written
+def test_every_figure_is_written_as_svg_png_and_numbers(
+    name: str, place: Place, capsys: pytest.CaptureFixture[str]
+) -> None:
+    research.reproduce([name, "--scale", "smoke", *place.command()])
+    folder = place.results / "smoke"
+    svg, png, numbers = written = [folder / f"{name}.{kind}" for kind in ("svg", "png", "csv")]
+    assert capsys.readouterr().out.split() == list(map(str, written))
+    assert sorted(folder.iterdir()) == sorted(written)
     assert "<svg" in svg.read_text()
     assert png.read_bytes().startswith(b"\x89PNG")
     assert all(column.isfinite().all() for column in read_columns(numbers).values())
@@ -120,7 +128,7 @@ def test_the_cells_tile_the_triangle() -> None:
     )
 
 
-@pytest.mark.parametrize("steps", [1, 2, 12, 180])
+@pytest.mark.parametrize("steps", [1, 2, 12, 120])
 def test_the_mesh_is_known_from_the_file_alone(steps: int) -> None:
     triangle = triangle_of(steps)
     assert mesh_of(score_columns(triangle)).triangles.tolist() == triangle.cells_T3.tolist()
@@ -136,9 +144,9 @@ def test_a_constant_is_rescaled_to_nothing() -> None:
 @every_k
 def test_each_loss_fills_the_unit_interval(k: int) -> None:
     columns = level_sets(k, QUICK)
-    assert list(columns)[3:] == [each.column for each in LANDSCAPES]
-    for each in LANDSCAPES:
-        assert span(columns[each.column]) == (0, 1)
+    assert list(columns)[3:] == [landscape.column for landscape in LANDSCAPES]
+    for landscape in LANDSCAPES:
+        assert span(columns[landscape.column]) == (0, 1)
 
 
 @every_k
@@ -195,13 +203,13 @@ def test_a_margin_of_one_gives_the_balanced_loss(k: int) -> None:
 
 @every_k
 def test_the_mean_over_repetitions_is_the_expectation(k: int) -> None:
-    """A margin of 5 keeps the loss active, so it is linear in the noise's effect and its mean is that of the limit."""
+    """With a margin of 5 the loss is always active, so its mean is the limit of infinitely many draws."""
     losses_RP = repeated(with_margin(5.0), GRID, k, epsilon=1.0, n_samples=30, repetitions=100).double()
     exact_P = imbalanced_noised_topk_hinge(
         GRID.scores_PL, GRID.target_P, [1, 1, 1], k, epsilon=1.0, n_samples=math.inf, max_margin=5.0, scale=1.0,
         reduction="none",
     )  # fmt: skip
-    # Pairs of repetitions are mirror images of each other: as if there were half as many.
+    # Repetitions come in mirrored pairs, so only half of them are independent.
     standard_error_P = losses_RP.std(0) / math.sqrt(50)
     assert ((losses_RP.mean(0) - exact_P).abs() < 4 * standard_error_P).all()
 
@@ -250,15 +258,52 @@ def test_much_noise_makes_the_levels_straight() -> None:
 
 @pytest.mark.parametrize("epsilon", [1e-3, 0.05, 1.0])
 def test_the_number_of_nonzero_coordinates_is_what_the_exact_gradient_predicts(epsilon: float) -> None:
-    """Class i takes part unless it is the (K+1)-th in no draw, the label unless it is so in all."""
+    """Class i has a gradient if it is the (K+1)-th in some draw, the label unless it is so in all."""
     generator = torch.Generator().manual_seed(1)
-    scores_NL = 0.1 * torch.randn(400, 20, generator=generator, dtype=torch.float64)  # so close that all are active
+    scores_NL = 0.1 * torch.randn(
+        400, 20, generator=generator, dtype=torch.float64
+    )  # so close that the loss is always active
     target_N = torch.randint(20, (400,), generator=generator)
     leaf_NL = scores_NL.clone().requires_grad_()
     (chance_NL,) = torch.autograd.grad(exact_topk(leaf_NL, 6, epsilon=epsilon).sum(), leaf_NL)
-    takes_part_NL = 1 - (1 - chance_NL) ** 3
-    takes_part_NL.scatter_(1, target_N[:, None], 1 - chance_NL.gather(1, target_N[:, None]) ** 3)
-    expected = takes_part_NL.sum(1).mean().item()
+    is_nonzero_NL = 1 - (1 - chance_NL) ** 3
+    is_nonzero_NL.scatter_(1, target_N[:, None], 1 - chance_NL.gather(1, target_N[:, None]) ** 3)
+    expected = is_nonzero_NL.sum(1).mean().item()
     counted = nonzero_coordinates(scores_NL, target_N, 5, epsilon=epsilon, n_samples=3, generator=generator)
     assert counted.item() == pytest.approx(expected, abs=4 / math.sqrt(400))
     assert counted <= 4
+
+
+# From training
+
+
+@pytest.mark.parametrize("name", from_results.PAINTERS)
+def test_what_the_paper_draws_is_drawn_from_the_longest_runs(name: str, tmp_path: Path) -> None:
+    experiment = EXPERIMENTS[name]
+    short = [made_up(50.0, row=cell.row, column=cell.column, epochs=2) for cell in experiment.cells]
+    long = [replace(result, value=place, epochs=4) for place, result in enumerate(short, 1)]
+    assert from_results.draw(name, [], tmp_path) == []
+    files = from_results.draw(name, long, tmp_path)
+    alone = [path.read_bytes() for path in files]
+    from_results.draw(name, [*short, *long], tmp_path)
+    assert [path.read_bytes() for path in files] == alone
+    outdated = [replace(result, value=0.0, config="bbbbbbbbbb", date="2025-01-01T00:00:00+00:00") for result in long]
+    from_results.draw(name, [*outdated, *long], tmp_path)
+    assert [path.read_bytes() for path in files] == alone, "configurations are not mixed"
+    drawn = files[0].read_text()
+    seeds = [replace(result, value=result.value + off, seed=seed) for result in long for seed, off in ((0, 1), (1, -1))]
+    from_results.draw(name, seeds, tmp_path)
+    assert files[0].read_text() == drawn, "a point is the mean over the seeds"
+    assert all(COLUMN_NAMES[column] in drawn for column in experiment.columns)
+
+
+def test_the_points_of_the_sparsity_bear_their_values(tmp_path: Path) -> None:
+    cells = EXPERIMENTS["gradient-sparsity"].cells
+    results = [made_up(10.5 + place, row=cell.row, column=cell.column) for place, cell in enumerate(cells)]
+    drawn = from_results.draw("gradient-sparsity", results, tmp_path)[0].read_text()
+    places = {}
+    for result in results:
+        if result.column == "noised":
+            (places[result.row],) = re.findall(rf'x="([\d.]+)"[^>]*>{result.value}</text>', drawn)
+    in_order = [float(places[row]) for row in sorted(places, key=float)]
+    assert in_order == sorted(set(in_order)), "from left to right, without overlaps"

@@ -107,7 +107,7 @@ def _finished(experiment: Experiment, config: RunConfig, runs_root: Path, *, qui
             return run, False
     folder = default_folder(config, runs_root)
     RunFolder(folder).check_free()
-    _free_earlier_runs(config)
+    free_earlier_runs(config)
     train_run = train_and_count if NONZERO_GRADIENTS in experiment.metrics else train
     try:
         return train_run(config, folder=folder, resume=True, quiet=quiet), True
@@ -125,7 +125,7 @@ def _described(experiment: Experiment, cell: Cell, scale: Scale, run: RunFolder,
     return f"{metric} {values[0]:.{experiment.decimals}f}" if values else "no such class"
 
 
-def _free_earlier_runs(config: RunConfig) -> None:
+def free_earlier_runs(config: RunConfig) -> None:
     """Free the GPU memory of earlier networks, and the compiled variants of other ones: the compiler has a limit."""
     if torch.cuda.is_available():
         gc.collect()
