@@ -117,7 +117,7 @@ def _label_ends(axes: Axes, clock: Clock, curves: Sequence[_Curve]) -> None:
             ends.append((math.log(min(at[x])), x, curve))
     ends.sort(key=lambda end: end[0])
     low, high = (math.log(limit) for limit in axes.get_ylim())
-    heights = _pushed_apart([height for height, _, _ in ends], _LINE_HEIGHT * (high - low))
+    heights = pushed_apart([height for height, _, _ in ends], _LINE_HEIGHT * (high - low))
     for (_, x, curve), height in zip(ends, heights, strict=True):
         axes.annotate(
             curve.label, (x, math.exp(height)), (10, 0), textcoords="offset points", annotation_clip=False,
@@ -125,7 +125,7 @@ def _label_ends(axes: Axes, clock: Clock, curves: Sequence[_Curve]) -> None:
         )  # fmt: skip
 
 
-def _pushed_apart(heights: Sequence[float], gap: float) -> list[float]:
+def pushed_apart(heights: Sequence[float], gap: float) -> list[float]:
     """Ascending heights, moved as little as needed to be a gap apart. Those too close settle around their mean."""
     groups: list[list[float]] = []
     for height in heights:
