@@ -20,7 +20,7 @@ from shortlist.program.bench.measurements import (
     latest,
     read_measurements,
 )
-from shortlist.program.cli import main as cli
+from shortlist.program.cli import research
 from shortlist.program.config import RunConfig
 from tests.support.benching import measurement, run_quick, silent
 
@@ -29,7 +29,7 @@ def test_a_quick_run_passes_through_every_suite(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    cli.bench(["--quick", "--device", "cpu", "--out", "quick.csv"])
+    research.bench(["--quick", "--device", "cpu", "--out", "quick.csv"])
     shown = capsys.readouterr()
     assert shown.out == "quick.csv\n"
     assert [path.name for path in tmp_path.iterdir()] == ["quick.csv"]

@@ -12,7 +12,7 @@ import pytest
 
 import shortlist as sl
 from shortlist.program import recipes
-from shortlist.program.config import DataConfig, OptimConfig, from_dict
+from shortlist.program.config import DataConfig, OptimConfig, from_dict, identity
 from shortlist.program.reproduce import Scale
 from shortlist.program.reproduce.experiment import Cell, Experiment
 from shortlist.program.reproduce.registry import EXPERIMENTS
@@ -56,8 +56,8 @@ def test_a_cell_is_the_run_that_its_row_and_column_speak_of(experiment: Experime
     column = re.sub(r"_b\d+$|_superclass$", "", cell.column)
     if column in loss_of:
         assert config.loss.name == loss_of[column]
-        assert (config.loss.settings()["n_samples"] == math.inf) == (column == "exact")
-        assert (config.loss.settings()["max_margin"] == 0) == (column == "cosine_cross_entropy")
+        assert (config.loss.settings().get("n_samples") == math.inf) == (column == "exact")
+        assert (config.loss.settings().get("max_margin") == 0) == (column == "cosine_cross_entropy")
     if experiment.row_heading == "trained for K":
         assert (config.loss.k, cell.k) == (int(cell.row), 5)
     elif config.loss.name in WITH_K and experiment.name != "cifar100-top1":  # which uses the models of top-5
@@ -192,12 +192,11 @@ def test_every_published_result_can_be_traced_to_its_configuration() -> None:
     for path in published:
         results, experiment = read_results(path), EXPERIMENTS[path.stem]
         configs = [from_dict(json.loads(config_file(ROOT / "results", result).read_text())) for result in results]
-        setups = {(result.config, config.key()) for result, config in zip(results, configs, strict=True)}
-        assert len(setups) == len(dict(setups)) == len({key for _, key in setups}), "a key means one configuration"
+        assert [result.config for result in results] == [config.key() for config in configs]
         shown = latest_setups(results)
         for result, config in zip(results, configs, strict=True):
             assert (config.recipe, config.train.epochs) == (result.recipe, result.epochs)
             if result in shown:
                 (cell,) = experiment.selected([f"{result.row}/{result.column}"])
                 today = experiment.config(cell, cast("Scale", result.scale), Path())
-                assert (config, result.K) == (today, cell.k), "the same command would find it"
+                assert (identity(config), result.K) == (identity(today), cell.k), "the same command would find it"

@@ -134,5 +134,5 @@ def test_the_first_epoch_after_an_interruption_is_not_timed(tmp_path: Path) -> N
 
 
 def test_a_run_that_was_always_interrupted_has_no_time(tmp_path: Path) -> None:
-    with pytest.raises(sl.ShortlistError, match="no epoch is left"):
+    with pytest.raises(sl.ShortlistError, match="no epoch can be timed"):
         timed(tmp_path, [100.0, 200.0], began=[0, 1])
