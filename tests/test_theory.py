@@ -106,14 +106,14 @@ def test_gradient_of_the_smooth_sum_is_lipschitz(case: Case) -> None:
 @every_case
 def test_gradient_of_the_smooth_sum_is_the_expected_top_k_set(case: Case) -> None:
     num_classes, k, epsilon = case
-    draws = 40_000
+    n_samples = 40_000
     x = normal(num_classes)
     _, grad = value_and_grad(lambda x: smooth_sum(x, k, epsilon), x)
-    chosen = (x + epsilon * normal(draws, num_classes, seed=2)).topk(k).indices
-    share = torch.bincount(chosen.flatten(), minlength=num_classes) / draws
+    chosen = (x + epsilon * normal(n_samples, num_classes, seed=2)).topk(k).indices
+    share = torch.bincount(chosen.flatten(), minlength=num_classes) / n_samples
     # Binomial proportions, with one count of tolerance where they are almost certain.
-    error = (grad * (1 - grad)).clamp(min=0).div(draws).sqrt()
-    assert ((share - grad).abs() <= 5 * error + 1 / draws).all()
+    error = (grad * (1 - grad)).clamp(min=0).div(n_samples).sqrt()
+    assert ((share - grad).abs() <= 5 * error + 1 / n_samples).all()
 
 
 @every_case

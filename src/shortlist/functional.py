@@ -18,6 +18,7 @@ probabilities).
 """
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -448,20 +449,7 @@ def imbalanced_noised_topk_hinge(
 
 
 def hinge_with_margins(
-    scores: Tensor,
-    target: Tensor,
-    k: int,
-    *,
-    relative_margins_L: Tensor,
-    max_margin: float,
-    scale: float,
-    epsilon: float,
-    n_samples: float,
-    noise: Tensor | None,
-    generator: torch.Generator | None,
-    weight: Tensor | None,
-    ignore_index: int,
-    reduction: Reduction,
+    scores: Tensor, target: Tensor, k: int, *, relative_margins_L: Tensor, max_margin: float, **settings: Any
 ) -> Tensor:
     """``imbalanced_noised_topk_hinge`` from margins that were computed before, as fractions of ``max_margin``.
 
@@ -469,20 +457,7 @@ def hinge_with_margins(
     """
     check_per_class("class_counts", relative_margins_L, checked_num_classes(scores))
     check_not_negative("max_margin", max_margin, working_dtype(scores.dtype))
-    return noised_hinge(
-        scores,
-        target,
-        k,
-        margins_L=max_margin * relative_margins_L,
-        scale=scale,
-        epsilon=epsilon,
-        n_samples=n_samples,
-        noise=noise,
-        generator=generator,
-        weight=weight,
-        ignore_index=ignore_index,
-        reduction=reduction,
-    )
+    return noised_hinge(scores, target, k, margins_L=max_margin * relative_margins_L, **settings)
 
 
 def _gaps_to_others(batch: ScoredBatch, k: int) -> tuple[Tensor, Tensor]:

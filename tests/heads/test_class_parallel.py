@@ -186,8 +186,8 @@ def check_the_whole_head_under_ddp_takes_the_steps_of_one_process(ranks: Ranks) 
 
 
 def check_fresh_noise_has_the_law_of_one_process(ranks: Ranks) -> None:
-    draws = 3000
-    whole, part = whole_and_part(loss_of(False, num_classes=10, n_samples=draws, reduction="none"), 10)
+    n_samples = 3000
+    whole, part = whole_and_part(loss_of(False, num_classes=10, n_samples=n_samples, reduction="none"), 10)
     features, target = normal(N, D), labels(10)
     torch.manual_seed(3)  # on all ranks, as training scripts do
     torch.rand(1)
@@ -195,7 +195,7 @@ def check_fresh_noise_has_the_law_of_one_process(ranks: Ranks) -> None:
     own = whole.scores(features).gather(1, target[:, None]).squeeze(1)
     expected = (1 + sl.exact_topk(whole.scores(features), 3, epsilon=0.5) - own).relu()
     # The standard deviation of the third largest of ten is less than that of the noise, 0.5.
-    assert (got - ranks.own(expected)).abs().max() < 5 * 0.5 / math.sqrt(draws)
+    assert (got - ranks.own(expected)).abs().max() < 5 * 0.5 / math.sqrt(n_samples)
     after = ranks.of_all(torch.rand(()))
     assert all(torch.equal(other, after[0]) for other in after), "ranks consume their generators alike"
 

@@ -158,14 +158,14 @@ def test_an_ignored_row_touches_no_class_but_those_of_its_draws() -> None:
 
 @every_loss
 @every_kind
-@pytest.mark.parametrize("draws", [B, math.inf])
+@pytest.mark.parametrize("n_samples", [B, math.inf])
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 def test_an_ignored_row_counts_for_nothing_whatever_it_holds(
-    imbalanced: bool, kind: dict[str, Any], draws: float, bad: float
+    imbalanced: bool, kind: dict[str, Any], n_samples: float, bad: float
 ) -> None:
     target = torch.where(torch.arange(N) == 1, -100, TARGET)
-    head, _ = head_and_layer(loss_of(imbalanced, eval_n_samples=draws), **kind)
-    noise = None if draws == math.inf else normal(N, L, B, seed=1)
+    head, _ = head_and_layer(loss_of(imbalanced, eval_n_samples=n_samples), **kind)
+    noise = None if n_samples == math.inf else normal(N, L, B, seed=1)
     clean = normal(N, D)
     spoilt = clean.index_put((torch.tensor(1), torch.tensor(2)), torch.tensor(bad, dtype=torch.float64))
     got, want = (value_and_grads(head.eval(), partial(head, target=target, noise=noise), x) for x in (spoilt, clean))

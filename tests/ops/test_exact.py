@@ -220,14 +220,16 @@ def test_small_epsilon_is_the_hard_operator(case: tuple[int, int, int]) -> None:
 def test_monte_carlo_means_are_within_five_standard_errors(
     num_classes: int, k: int, epsilon: float, spread: float
 ) -> None:
-    estimates, draws = 5_000, 4
+    estimates, n_samples = 5_000, 4
     x = (spread * normal(num_classes)).expand(estimates, -1)
     generator = torch.Generator().manual_seed(1)
-    value, grad = value_and_grad(lambda x: smooth_topk(x, k, epsilon=epsilon, n_samples=draws, generator=generator), x)
+    value, grad = value_and_grad(
+        lambda x: smooth_topk(x, k, epsilon=epsilon, n_samples=n_samples, generator=generator), x
+    )
     exact, exact_grad = value_and_grad(lambda x: exact_topk(x, k, epsilon=epsilon), x[0])
     assert (value.mean() - exact).abs() <= 5 * value.std() / math.sqrt(estimates)
     # Whether a class is the k-th in a draw is a Bernoulli variable. One count of tolerance, for rare classes.
-    total = estimates * draws
+    total = estimates * n_samples
     assert ((grad.mean(0) - exact_grad).abs() <= 5 * (exact_grad * (1 - exact_grad) / total).sqrt() + 1 / total).all()
 
 

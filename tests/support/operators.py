@@ -46,5 +46,5 @@ def weight_of(operator: Operator, k: int) -> int:
 
 def drawn(case: Case) -> tuple[Tensor, Tensor, int]:
     """Scores, noise and K."""
-    rows, num_classes, draws, k = case
-    return normal(rows, num_classes), normal(rows, num_classes, draws, seed=1), k
+    rows, num_classes, n_samples, k = case
+    return normal(rows, num_classes), normal(rows, num_classes, n_samples, seed=1), k

@@ -181,8 +181,8 @@ class NoisedHead(nn.Module, ABC):
         generator: torch.Generator | None,
     ) -> Standings:
         """The K + 1 largest perturbed scores of this head's own classes in every row and draw."""
-        rows, dtype = len(features_RD), working_dtype(features_RD.dtype)
-        standings = Standings(rows, n_samples, self.loss.k + 1, epsilon=epsilon, dtype=dtype, device=features_RD.device)
+        rows, rank, dtype = len(features_RD), self.loss.k + 1, working_dtype(features_RD.dtype)
+        standings = Standings(rows, n_samples, rank, epsilon=epsilon, dtype=dtype, device=features_RD.device)
         step = self._classes_at_once(rows)
         buffer = features_RD.new_empty(rows * min(step, len(self.weight)))
         for start in range(0, len(self.weight), step):
