@@ -10,13 +10,7 @@ import pytest
 import shortlist as sl
 from shortlist.program.bench import plots
 from shortlist.program.bench.document import loop_tables, write_performance
-from shortlist.program.bench.measurements import (
-    NOT_CAPTURED,
-    QUICK_NOTE,
-    Measurement,
-    ResultsFile,
-    Selection,
-)
+from shortlist.program.bench.measurements import NOT_CAPTURED, QUICK_NOTE, Measurement, ResultsFile, Selection
 from shortlist.program.bench.plots import pushed_apart
 from shortlist.program.documents import END, begin_mark
 from tests.support.benching import measurement

@@ -13,17 +13,8 @@ from torch import Tensor
 from shortlist.functional import calibrated_topk_hinge, imbalanced_noised_topk_hinge, noised_topk_hinge, topk_error
 from shortlist.ops.exact import exact_topk
 from shortlist.program.cli import research
-from shortlist.program.reproduce.figures import FIGURES, from_results
+from shortlist.program.reproduce.figures import FIGURES, from_results, loss_maps
 from shortlist.program.reproduce.figures.gradient_sparsity import nonzero_coordinates
-from shortlist.program.reproduce.figures.loss_maps import (
-    DRAWS,
-    Effort,
-    impact_of_b,
-    impact_of_epsilon,
-    level_sets,
-    mesh_of,
-    score_columns,
-)
 from shortlist.program.reproduce.figures.style import Columns, publish, read_columns, write_columns
 from shortlist.program.reproduce.figures.triangle import (
     BALANCED,
@@ -41,7 +32,7 @@ from shortlist.program.reproduce.registry import COLUMN_NAMES, EXPERIMENTS
 from tests.support.reproducing import Place, made_up
 
 GRID = triangle_of(steps=12)
-QUICK = Effort(steps=12, repetitions=20)
+QUICK = loss_maps.Effort(steps=12, repetitions=20)
 
 every_k = pytest.mark.parametrize("k", [1, 2])
 every_landscape = pytest.mark.parametrize("landscape", LANDSCAPES, ids=lambda landscape: landscape.column)
@@ -85,7 +76,7 @@ def test_the_same_call_gives_the_same_files(tmp_path: Path) -> None:
 
 
 def test_the_file_rebuilds_the_arrays(tmp_path: Path) -> None:
-    columns = level_sets(2, QUICK)
+    columns = loss_maps.level_sets(2, QUICK)
     write_columns(tmp_path / "numbers.csv", columns)
     again = read_columns(tmp_path / "numbers.csv")
     assert list(again) == list(columns)
@@ -131,7 +122,7 @@ def test_the_cells_tile_the_triangle() -> None:
 @pytest.mark.parametrize("steps", [1, 2, 12, 120])
 def test_the_mesh_is_known_from_the_file_alone(steps: int) -> None:
     triangle = triangle_of(steps)
-    assert mesh_of(score_columns(triangle)).triangles.tolist() == triangle.cells_T3.tolist()
+    assert loss_maps.mesh_of(loss_maps.score_columns(triangle)).triangles.tolist() == triangle.cells_T3.tolist()
 
 
 def test_a_constant_is_rescaled_to_nothing() -> None:
@@ -143,7 +134,7 @@ def test_a_constant_is_rescaled_to_nothing() -> None:
 
 @every_k
 def test_each_loss_fills_the_unit_interval(k: int) -> None:
-    columns = level_sets(k, QUICK)
+    columns = loss_maps.level_sets(k, QUICK)
     assert list(columns)[3:] == [landscape.column for landscape in LANDSCAPES]
     for landscape in LANDSCAPES:
         assert span(columns[landscape.column]) == (0, 1)
@@ -216,8 +207,8 @@ def test_the_mean_over_repetitions_is_the_expectation(k: int) -> None:
 
 @every_k
 def test_more_draws_mean_less_spread_between_repetitions(k: int) -> None:
-    columns = impact_of_b(QUICK)
-    spreads = [columns[f"K={k} B={draws} spread"].mean() for draws in DRAWS]
+    columns = loss_maps.impact_of_b(QUICK)
+    spreads = [columns[f"K={k} B={draws} spread"].mean() for draws in loss_maps.DRAWS]
     assert spreads == sorted(spreads, reverse=True)
     few_RP, many_RP = (
         repeated(with_margin(5.0), GRID, k, epsilon=1.0, n_samples=draws, repetitions=400) for draws in (4, 64)
@@ -226,14 +217,14 @@ def test_more_draws_mean_less_spread_between_repetitions(k: int) -> None:
 
 
 def test_single_repetitions_keep_the_scale_of_their_mean() -> None:
-    columns = impact_of_b(QUICK)
+    columns = loss_maps.impact_of_b(QUICK)
     losses_RP = repeated(BALANCED, GRID, 1, epsilon=1.0, n_samples=5, repetitions=QUICK.repetitions).double()
     low, high = losses_RP.mean(0).aminmax()
     torch.testing.assert_close(columns["K=1 B=5 repetition 0"] * (high - low) + low, losses_RP[0])
 
 
 def test_the_epsilon_panels_fill_the_unit_interval_or_are_nothing_at_all() -> None:
-    columns = impact_of_epsilon(QUICK)
+    columns = loss_maps.impact_of_epsilon(QUICK)
     nothing = {name for name, column in columns.items() if (column == 0).all()}
     assert nothing == {"K=2 epsilon=10", "K=2 epsilon=100"}
     assert all(span(columns[name]) == (0, 1) for name in list(columns)[3:] if name not in nothing)
@@ -247,7 +238,7 @@ def test_much_noise_kills_the_loss_if_only_the_lowest_score_is_an_error(epsilon:
 
 
 def test_much_noise_makes_the_levels_straight() -> None:
-    losses_P = impact_of_epsilon(QUICK)["K=1 epsilon=100"]
+    losses_P = loss_maps.impact_of_epsilon(QUICK)["K=1 epsilon=100"]
     for height in GRID.scores_PL[:, LABEL].unique():
         row = losses_P[GRID.scores_PL[:, LABEL] == height]
         assert row.max() - row.min() < 0.05

@@ -1,6 +1,7 @@
 """The runs of an experiment: none is repeated, and one that fails does not stop the others."""
 
 import itertools
+import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -8,12 +9,14 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 import shortlist as sl
 from shortlist.program import recipes
 from shortlist.program.atomic_files import locked
 from shortlist.program.reproduce import running
 from shortlist.program.reproduce.experiment import Cell
+from shortlist.program.reproduce.gradients import COUNTS, CountingLoss
 from shortlist.program.reproduce.registry import EXPERIMENTS
 from shortlist.program.reproduce.results import (
     Result,
@@ -24,8 +27,11 @@ from shortlist.program.reproduce.results import (
 )
 from shortlist.program.reproduce.tables import latest_setups
 from shortlist.program.runs.folder import RunFolder, default_folder
-from shortlist.program.training.loop import DivergedError, Interrupted, Trainer
+from shortlist.program.training.loop import DivergedError, Interrupted
 from tests.support.reproducing import SMALL, Place, TrainedPlaces, fail_in, interrupt_in
+
+SPARSITY = EXPERIMENTS["gradient-sparsity"]
+ONE_CELL = replace(SPARSITY, cells=SPARSITY.selected(["0.1/noised"]))
 
 
 def test_finished_runs_are_not_repeated(trained: TrainedPlaces) -> None:
@@ -99,11 +105,7 @@ def test_a_run_that_lost_files_does_not_stop_the_others(trained: TrainedPlaces) 
 
 
 def test_a_file_that_fails_does_not_stop_the_others(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fails_once(trainer: Trainer) -> None:
-        monkeypatch.undo()
-        raise FileNotFoundError("somebody deleted the folder")
-
-    monkeypatch.setattr(Trainer, "fit", fails_once)
+    fail_in(monkeypatch, 1, error=FileNotFoundError("somebody deleted the folder"))
     results, failures = place.run(SMALL)
     assert len({result.run for result in results}) == len(SMALL.cells) - 1
     assert "somebody deleted the folder" in failures[0]
@@ -128,33 +130,31 @@ def test_only_what_would_fail_alike_is_not_tried(
     assert str(error) in message
 
 
-def test_results_that_could_not_be_written_once_are_written_with_the_next(
-    place: Place, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    calls = itertools.count(1)
+def fill_disk(monkeypatch: pytest.MonkeyPatch, *updates: int) -> None:
+    """Let these updates of the results fail, counted from 1, which is before any training."""
+    numbers = itertools.count(1)
 
     def update(*arguments: Any) -> list[Result]:
-        if next(calls) == 2:  # the first is before any training
+        if next(numbers) in updates:
             raise OSError("no space left")
         return update_results(*arguments)
 
     monkeypatch.setattr(running, "update_results", update)
+
+
+def test_results_that_could_not_be_written_once_are_written_with_the_next(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill_disk(monkeypatch, 2)
     results, (message,) = place.run(SMALL)
     assert [result.column for result in results] == [cell.column for cell in SMALL.cells]
     assert "no space left" in message
 
 
 def test_a_disk_that_stays_full_is_told_once(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    calls = itertools.count(1)
-
-    def update(*arguments: Any) -> list[Result]:
-        if next(calls) > 1:
-            raise OSError("no space left")
-        return []
-
-    monkeypatch.setattr(running, "update_results", update)
-    _, failures = place.run(SMALL)
-    assert len(failures) == 1
+    fill_disk(monkeypatch, *range(2, 9))
+    _, (message,) = place.run(SMALL)
+    assert "no space left" in message
 
 
 def test_no_cell_has_two_seeds_before_all_have_one(place: Place) -> None:
@@ -234,3 +234,42 @@ def test_a_damaged_run_is_named_and_does_not_hide_the_others(
     (message,) = failures
     assert f"{results[0].run}/{file}" in message
     assert "delete the run" in message
+
+
+def test_gradients_are_counted_over_an_interruption(
+    place: Place, trained: TrainedPlaces, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        interrupt_in(patch, step=2)
+        with pytest.raises(Interrupted):
+            place.run(ONE_CELL)
+    (result,), _ = place.run(ONE_CELL)
+    _, (undisturbed,) = trained(ONE_CELL)
+    assert result.value == undisturbed.value
+    run = RunFolder(place.runs_root / result.run)
+    assert run.read_json(COUNTS)["images"] == sum(run.read_json("classes.json")["train_images"])
+    assert 0 < result.value <= 4, "the label and at most B = 3 others"
+
+
+def test_gradients_that_were_not_counted_over_the_whole_run_are_no_result(trained: TrainedPlaces) -> None:
+    """As when a run is killed between its last checkpoint and its counts."""
+    place, (result,) = trained(ONE_CELL)
+    run = RunFolder(place.runs_root / result.run)
+    (run.path / "final.json").unlink()
+    (run.path / COUNTS).unlink()
+    results_file(place.results, ONE_CELL, "smoke").unlink()
+    results, (message,) = place.run(ONE_CELL)
+    assert results == []
+    assert re.search(r" 0 of \d+ images.*delete the run", message)
+
+
+def test_gradients_are_counted_coordinate_by_coordinate() -> None:
+    scores, target = torch.randn(6, 10, requires_grad=True), torch.arange(6)
+    loss = CountingLoss(nn.CrossEntropyLoss())
+    value = loss(scores, target)
+    assert torch.equal(value, nn.functional.cross_entropy(scores, target))
+    value.backward()
+    assert (int(loss.nonzero), loss.images) == (60, 6)
+    hard = CountingLoss(sl.TopKHinge(3))
+    hard(torch.where(target.unsqueeze(1) == torch.arange(10), 0.0, scores + 5), target).backward()
+    assert (int(hard.nonzero), hard.images) == (12, 6)

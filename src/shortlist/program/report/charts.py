@@ -111,13 +111,7 @@ class Guide:
 
 
 def line_chart(
-    description: str,
-    x: Axis,
-    y: Axis,
-    lines: Sequence[Line],
-    *,
-    bars: Sequence[Bar] = (),
-    guides: Sequence[Guide] = (),
+    description: str, x: Axis, y: Axis, lines: Sequence[Line], *, bars: Sequence[Bar] = (), guides: Sequence[Guide] = ()
 ) -> Html:
     """A chart whose lines differ in colour, dashes and markers. The description is for screen readers."""
     return element(
@@ -200,10 +194,7 @@ def _bar(bar: Bar, x: Axis) -> Html:
 def _line(line: Line, x: Axis, y: Axis) -> Html:
     places = [(_across(x, point.x), _up(y, point.y)) for point in line.points]
     marked = {round(i * (len(places) - 1) / (_MOST_MARKERS - 1)) for i in range(_MOST_MARKERS)}
-    parts = [
-        _band(line, x, y),
-        element("path", d=_path(places), class_="line", stroke_dasharray=_dashes(line.style)),
-    ]
+    parts = [_band(line, x, y), element("path", d=_path(places), class_="line", stroke_dasharray=_dashes(line.style))]
     for position, (point, (left, top)) in enumerate(zip(line.points, places, strict=True)):
         ring = [element("circle", cx=f"{left:.1f}", cy=f"{top:.1f}", r=8, class_="ring")]
         parts += ring if position == line.ringed else []

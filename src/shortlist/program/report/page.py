@@ -101,18 +101,19 @@ class _Part:
 
 def _parts(comparison: Comparison) -> Iterator[_Part]:
     """The parts of a comparison; one that the runs have no data for is left out."""
-    notes, pictures = Notes(comparison), Pictures(comparison.runs)
+    notes, pictures = _notes(comparison), Pictures(comparison.runs)
     sizes = [folded("By class size at every K", sizes_table(comparison))] if len(comparison.ks) > 1 else []
-    yield _Part("Results", notes.results, [results_table(comparison), *sizes])
-    for title, note, content in (
-        ("Accuracy against K", notes.accuracy_against_k, accuracy_against_k(comparison)),
-        ("Accuracy against class size", notes.accuracy_against_size, accuracy_against_size(comparison)),
-        ("Learning curves", notes.learning_curves, learning_curves(comparison)),
-        ("Most confused classes", notes.confusions, confusions(comparison, pictures)),
-        ("Examples", notes.examples, examples(comparison, pictures)),
-    ):
-        if content is not None:
-            yield _Part(title, note, [content])
+    contents: dict[str, list[Html | None]] = {
+        "Results": [results_table(comparison), *sizes],
+        "Accuracy against K": [accuracy_against_k(comparison)],
+        "Accuracy against class size": [accuracy_against_size(comparison)],
+        "Learning curves": [learning_curves(comparison)],
+        "Most confused classes": [confusions(comparison, pictures)],
+        "Examples": [examples(comparison, pictures)],
+    }
+    for title, content in contents.items():
+        if shown := [part for part in content if part is not None]:
+            yield _Part(title, notes[title], shown)
     settings = folded("All settings", settings_table(comparison))
     yield _Part("Configuration", "", [settings, folded("Folders and machines", origins_table(comparison))])
 
@@ -197,64 +198,34 @@ def _listed(names: list[str]) -> str:
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
 
 
-class Notes:
-    """The notes below the headings. They only explain what the page shows: seeds, for example, if there are several."""
-
-    def __init__(self, comparison: Comparison) -> None:
-        runs = {len(setup.finished) for setup in comparison.finished}
-        self._several_seeds = any(count > 1 for count in runs)
-        self._single_seeds = 1 in runs
-        self._all_shown = len(comparison.leading) == len(comparison.finished)
-        self._several = len(comparison.finished) > 1
-        self._k = comparison.suggestions_shown
-
-    @property
-    def results(self) -> str:
-        return _sentences(
+def _notes(comparison: Comparison) -> dict[str, str]:
+    """The notes below the headings. They only explain what is there: seeds, for example, if there are several."""
+    seeds = {len(setup.finished) for setup in comparison.finished}
+    several_seeds, k = max(seeds, default=0) > 1, comparison.suggestions_shown
+    shaded = several_seeds and "Shaded: one standard deviation over seeds."
+    all_shown = len(comparison.leading) == len(comparison.finished)
+    chosen = not all_shown and "Only the set-ups with the highest macro accuracy are shown."
+    notes: dict[str, tuple[str | bool, ...]] = {
+        "Results": (
             "Test accuracy in percent, with the weights of the best epoch on the validation images.",
-            self._several_seeds and "With several seeds: mean ± standard deviation.",
-            self._several and "The best value of each column is bold.",
-        )
-
-    @property
-    def accuracy_against_k(self) -> str:
-        return _sentences("How often the right class is among the first K suggestions.", self._shaded)
-
-    @property
-    def accuracy_against_size(self) -> str:
-        return _sentences(
+            several_seeds and "With several seeds: mean ± standard deviation.",
+            len(comparison.finished) > 1 and "The best value of each column is bold.",
+        ),
+        "Accuracy against K": ("How often the right class is among the first K suggestions.", shaded),
+        "Accuracy against class size": (
             "Mean accuracy of classes with a similar number of training images. Grey bars: number of classes.",
-            self._shaded,
-        )
-
-    @property
-    def learning_curves(self) -> str:
-        return _sentences(self._single_seeds and "A ring marks the epoch whose weights were kept.", self._shaded)
-
-    @property
-    def confusions(self) -> str:
-        return _sentences(
+            shaded,
+        ),
+        "Learning curves": (1 in seeds and "A ring marks the epoch whose weights were kept.", shaded),
+        "Most confused classes": (
             "Test images of the first class whose top suggestion is the second. Mistaken: their share of the first "
-            f"class. Still in {self._k}: the share of them with the true class among their {self._k} suggestions.",
-            self._chosen,
-        )
-
-    @property
-    def examples(self) -> str:
-        return _sentences(
+            f"class. Still in {k}: the share of them with the true class among their {k} suggestions.",
+            chosen,
+        ),
+        "Examples": (
             "Chosen by label only, so they are the same for all runs on this data.",
-            self._several_seeds and "With several seeds: the run with the lowest one.",
-            self._chosen,
-        )
-
-    @property
-    def _shaded(self) -> str | bool:
-        return self._several_seeds and "Shaded: one standard deviation over seeds."
-
-    @property
-    def _chosen(self) -> str | bool:
-        return not self._all_shown and "Only the set-ups with the highest macro accuracy are shown."
-
-
-def _sentences(*sentences: str | bool) -> str:
-    return " ".join(sentence for sentence in sentences if isinstance(sentence, str))
+            several_seeds and "With several seeds: the run with the lowest one.",
+            chosen,
+        ),
+    }
+    return {title: " ".join(text for text in texts if isinstance(text, str)) for title, texts in notes.items()}

@@ -12,11 +12,7 @@ from shortlist.program.report.names import loss_settings, settings, shown, varie
 from shortlist.program.report.summary import ABSENT, Summary, percent, seconds, summarise
 from shortlist.program.text import counted
 
-SIZES = {
-    "few": f"under {FEW_BELOW}",
-    "medium": f"{FEW_BELOW} to {MANY_ABOVE}",
-    "many": f"over {MANY_ABOVE}",
-}
+SIZES = {"few": f"under {FEW_BELOW}", "medium": f"{FEW_BELOW} to {MANY_ABOVE}", "many": f"over {MANY_ABOVE}"}
 """The three groups of classes, by number of training images."""
 _EQUALS = "\N{NO-BREAK SPACE}=\N{NO-BREAK SPACE}"
 
