@@ -1,6 +1,7 @@
 """Frozen dataclasses of settings: checks of their values, and the way to and from plain JSON values."""
 
 import dataclasses
+import functools
 import math
 import typing
 from typing import Any, ClassVar, Literal, Protocol, get_args
@@ -27,9 +28,9 @@ def check_within(settings: Section, name: str, low: float, high: float = math.in
 
 def check_choices(settings: Section, *names: str) -> None:
     """Check fields whose type is a ``Literal``."""
-    hints = typing.get_type_hints(type(settings))
+    types = _field_types(type(settings))
     for name in names:
-        choices, value = get_args(hints[name]), getattr(settings, name)
+        choices, value = get_args(types[name]), getattr(settings, name)
         if value not in choices:
             raise ShortlistError(
                 f"{settings.section}.{name} must be one of {', '.join(choices)}, got {value!r}"
@@ -63,12 +64,11 @@ def from_plain(kind: Any, value: Any, path: str = "") -> Any:
             raise ShortlistError(f"{name} must hold named fields, got {value!r}")
         if hasattr(kind, "kind_called") and "name" in value:
             kind = kind.kind_called(value["name"])
-        hints = typing.get_type_hints(kind)
-        known = [field.name for field in dataclasses.fields(kind)]
+        types = _field_types(kind)
         for field in value:
-            if field not in known:
-                raise ShortlistError(f"there is no setting {_joined(path, field)}{did_you_mean(field, known)}")
-        return kind(**{field: from_plain(hints[field], item, _joined(path, field)) for field, item in value.items()})
+            if field not in types:
+                raise ShortlistError(f"there is no setting {_joined(path, field)}{did_you_mean(field, types)}")
+        return kind(**{field: from_plain(types[field], item, _joined(path, field)) for field, item in value.items()})
     if typing.get_origin(kind) is tuple:
         if not isinstance(value, list | tuple):
             raise ShortlistError(f"{name} must be a list, got {value!r}")
@@ -83,6 +83,12 @@ def from_plain(kind: Any, value: Any, path: str = "") -> Any:
     if typing.get_origin(kind) is not Literal and not isinstance(value, kind):
         raise ShortlistError(f"{name} must be of type {kind.__name__}, got {value!r}")
     return value
+
+
+@functools.cache  # type hints take a hundred times longer than a configuration
+def _field_types(kind: type[Any]) -> dict[str, Any]:
+    hints = typing.get_type_hints(kind)
+    return {field.name: hints[field.name] for field in dataclasses.fields(kind)}
 
 
 def _joined(path: str, field: Any) -> str:

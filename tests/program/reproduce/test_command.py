@@ -72,7 +72,7 @@ def test_the_program_writes_to_its_folder_by_default(
 def test_patterns_may_mean_cells_of_some_tables_only(place: Place, capsys: pytest.CaptureFixture[str]) -> None:
     names = ["imagenet", "cifar100-learning-rates"]
     research.reproduce([*names, "--scale", "smoke", "--only", "0.5/noised", *place.command()])
-    assert "leaves nothing of imagenet" in capsys.readouterr().err
+    assert "no cell of imagenet" in capsys.readouterr().err
     assert [name.partition("/")[0] for name in place.finished()] == ["cifar100_table4_noised_p40"]
     with pytest.raises(sl.ShortlistError, match=r"--only 7/noised .* imagenet, cifar100-learning-rates"):
         research.reproduce([*names, "--scale", "smoke", "--only", "0.5/noised", "7/noised", *place.command()])

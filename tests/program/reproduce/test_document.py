@@ -64,7 +64,7 @@ def test_the_document_of_an_installed_package_names_no_commit(tmp_path: Path) ->
 
 
 def test_the_document_is_made_as_a_whole() -> None:
-    with pytest.raises(sl.ShortlistError, match="without names"):
+    with pytest.raises(sl.ShortlistError, match="takes no names"):
         research.reproduce(["cifar100-top5", "--document"])
 
 

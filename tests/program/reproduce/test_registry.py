@@ -91,7 +91,7 @@ def test_losses_that_know_no_k_share_a_run_on_the_long_tail() -> None:
             assert len({replace(config.loss, k=5) for config in configs}) == 1
 
 
-def sgd(lr: float, weight_decay: float, milestones: tuple[int, ...], **others: Any) -> OptimConfig:
+def sgd(lr: float, weight_decay: float, milestones: tuple[float, ...], **others: Any) -> OptimConfig:
     usual: dict[str, Any] = {"momentum": 0.9, "schedule": "step", "decay": 0.1} | others
     return OptimConfig(name="sgd", lr=lr, weight_decay=weight_decay, milestones=milestones, **usual)
 
