@@ -117,7 +117,7 @@ def test_mean_of_b_draws_is_normal_with_variance_one_over_b(at_once: int) -> Non
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("key", [1, 2, 3, 4])
-def testrehashed_noise_is_normal(key: int, dtype: torch.dtype) -> None:
+def test_rehashed_noise_is_normal(key: int, dtype: torch.dtype) -> None:
     noise = torch.randn(200_000, dtype=dtype, generator=seeded(0))
     rehashed = rehash(noise, key)
     assert rehashed.dtype == dtype
@@ -135,7 +135,7 @@ def test_ranks_are_uncorrelated(power: int, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
-def testrehashed_neighbours_are_uncorrelated(dtype: torch.dtype) -> None:
+def test_rehashed_neighbours_are_uncorrelated(dtype: torch.dtype) -> None:
     # A weak hash would fail on draws that share their leading bits.
     neighbours = torch.linspace(1, 1 + 1e-2, 50_000, dtype=dtype)
     rehashed = rehash(neighbours, 1).double()
@@ -145,7 +145,7 @@ def testrehashed_neighbours_are_uncorrelated(dtype: torch.dtype) -> None:
 
 
 @given(noise=st.floats(width=32), key=st.integers(1, 2**20))
-def testrehashed_noise_is_finite_whatever_its_bits(noise: float, key: int) -> None:
+def test_rehashed_noise_is_finite_whatever_its_bits(noise: float, key: int) -> None:
     assert rehash(torch.tensor([noise], dtype=torch.float32), key).isfinite().all()
     assert rehash(torch.tensor([noise], dtype=torch.float64), key).isfinite().all()
 
