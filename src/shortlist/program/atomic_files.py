@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all, whatever happens on the way, and files that are locked."""
+"""Files that are written whole or not at all, even if the process is killed, and file locks."""
 
 import errno
 import fcntl
@@ -13,14 +13,14 @@ from typing import BinaryIO
 from shortlist.errors import ShortlistError
 
 WRITING = ".writing-"
-"""Prefix of files that have not got their names yet; one that stays behind belongs to a writer that was killed."""
+"""Prefix of temporary files. One that is left behind belongs to a writer that was killed."""
 
 
 @contextmanager
 def written_whole(path: Path) -> Iterator[BinaryIO]:
-    """A file that takes its name only when the block has ended well; two processes may write it at once.
+    """Open a file that takes its name only if the block succeeds; several processes may write it at once.
 
-    Where a link leads elsewhere, what it leads to is written; a device or pipe takes what is written as it comes.
+    The target of a link is replaced, not the link. Devices and pipes are written directly.
     """
     if path.exists() and not path.is_file():
         with path.open("wb") as stream:
@@ -41,48 +41,48 @@ def written_whole(path: Path) -> Iterator[BinaryIO]:
 
 
 def write_file(path: Path, content: bytes | memoryview, again: str = "") -> None:
-    """Write a file whole or not at all; a disk that is full is explained as by ``explained``."""
+    """Write a file whole or not at all, with the errors of ``explained``."""
     with explained(path, again), written_whole(path) as file:
         file.write(content)
 
 
 def refuse_links(folder: Path, path: Path) -> None:
-    """Raise an error if what is written to a path inside a folder would end up elsewhere, by a link below the folder.
+    """Raise an error if a link below the folder makes the path lead elsewhere.
 
-    The folder may have come from a stranger. How the user reaches it, through links of his own, is his business.
+    The folder may come from a stranger. Links above it are the user's own.
     """
     for part in (path, *path.parents):
         if part == folder:
             return
         if part.is_symlink():
-            raise ShortlistError(f"{part} is a link to {part.readlink()}, and nothing is written through it: delete it")
+            raise ShortlistError(f"{part} is a link to {part.readlink()}; nothing is written through links: delete it")
 
 
 @contextmanager
 def explained(path: Path, again: str = "") -> Iterator[None]:
-    """Whatever keeps the block from writing the file becomes an error that names it and says what to do.
+    """Turn an ``OSError`` of the block into a ``ShortlistError`` that names the file and the remedy.
 
     Args:
         path: The file.
-        again: What else to say about giving the command again, when there is room.
+        again: How to repeat the command once there is room on a full disk.
     """
     try:
         yield
-    except OSError as wrong:
-        full = wrong.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-        advice = f"; make room and give the command again{again}" if full else ""
-        raise ShortlistError(f"cannot write {path}: {wrong.strerror}{advice}") from wrong
+    except OSError as error:
+        is_full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+        advice = f"; make room and give the command again{again}" if is_full else ""
+        raise ShortlistError(f"cannot write {path}: {error.strerror}{advice}") from error
 
 
 @contextmanager
 def locked(path: Path, *, wait: bool = True) -> Iterator[None]:
-    """Hold the lock of a file, made with its folder if it is not there; the lock ends with the process at the latest.
+    """Hold the lock of a file, creating it and its folder if needed. The lock ends with the process at the latest.
 
-    The file is not changed, and a link in its place is not followed: it may be a stranger's, and lead anywhere.
+    The file is not changed, and a link in its place is not followed: it may lead anywhere.
 
     Raises:
-        ShortlistError: The file cannot be made, or is no regular file.
-        BlockingIOError: Somebody else has it, and ``wait`` is false.
+        ShortlistError: The file cannot be created, or is not a regular file.
+        BlockingIOError: Somebody else holds the lock, and ``wait`` is false.
     """
     with explained(path):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -97,28 +97,28 @@ def locked(path: Path, *, wait: bool = True) -> Iterator[None]:
 
 
 def _open_lock(path: Path) -> BinaryIO:
-    # Open for writing, because NFS locks nothing else. Non-blocking, or a pipe would wait for its other end.
+    # For writing, because NFS locks nothing else; non-blocking, because a pipe would wait for its other end.
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
     try:
         descriptor = os.open(path, flags, 0o666)
     except OSError as error:
         if error.errno == errno.ELOOP:
-            raise ShortlistError(f"{path} is a link, and a lock must be a file of its own: delete it") from None
+            raise ShortlistError(f"{path} is a link, but a lock must be a regular file: delete it") from None
         raise
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
-        raise ShortlistError(f"{path} must be a regular file, to be locked: delete it")
+        raise ShortlistError(f"{path} must be a regular file to be locked: delete it")
     return os.fdopen(descriptor, "r+b")
 
 
 _HELD: set[BinaryIO] = set()
 
 
-def _leave_locks_to_the_parent() -> None:
-    """A process that outlives its parent, as those that load images may for seconds, must not keep its locks alive."""
+def _leave_locks_to_parent() -> None:
+    """A forked process, such as one that loads images, may outlive its parent and must not keep its locks."""
     for file in _HELD:
         file.close()
     _HELD.clear()
 
 
-os.register_at_fork(after_in_child=_leave_locks_to_the_parent)
+os.register_at_fork(after_in_child=_leave_locks_to_parent)

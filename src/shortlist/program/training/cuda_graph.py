@@ -1,7 +1,7 @@
 """A training step as one CUDA graph.
 
-A step on small images is hundreds of kernels of a few microseconds each, and a GPU waits for the CPU that launches
-them. Recorded in a graph, they are launched all at once: forward, loss, backward, clipping and optimiser.
+A step on small images is hundreds of kernels of a few microseconds each, and the GPU waits for the CPU to launch them.
+Recorded in a graph, they are launched together: forward, loss, backward, clipping and optimiser.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -13,20 +13,20 @@ from torch.optim import Optimizer
 
 from shortlist.errors import ShortlistError
 
-# Kernels are compiled, convolution algorithms chosen and the optimiser's state made in the first step or two.
+# The first steps compile kernels, choose convolution algorithms and create the optimiser's state.
 _WARM_UPS = 3
 
 
 class CapturedStep:
-    """Calls ``update(inputs, target)``, which is recorded at the first call and replayed from then on.
+    """Records ``update(inputs, target)`` at the first call, and replays it from then on.
 
     Every batch must have the shape of the first. Learning rates may change between calls. Noise comes from the
-    device's generator as it stands at each call: seeded alike, a replay draws what ``update`` itself would draw.
+    device's generator: with the same seed, a replay draws what ``update`` itself would draw.
 
     Args:
-        update: One step on the GPU: it must never wait for it, and leave no gradient behind.
-        optimizer: The one that it steps: AdamW or SGD, fused.
-        state: Whatever else it changes: parameters, batch statistics, sums.
+        update: One step on the GPU. It must never wait for the GPU, and must leave no gradient behind.
+        optimizer: The optimiser that it steps: AdamW or SGD, fused.
+        state: All other tensors that it changes: parameters, batch statistics, sums.
     """
 
     def __init__(self, update: Callable[[Tensor, Tensor], None], optimizer: Optimizer, state: Iterable[Tensor]) -> None:
@@ -45,7 +45,7 @@ class CapturedStep:
         self._graph.replay()
 
     def _recorded(self, inputs: Tensor, target: Tensor) -> torch.cuda.CUDAGraph:
-        # A graph reads and writes the same memory at each replay: what changes from step to step is copied there.
+        # A graph uses the same memory at each replay: inputs, labels and learning rates are copied there.
         self._inputs, self._target = inputs.clone(), target.clone()
         self._rates = [torch.zeros((), device=inputs.device) for _ in self._optimizer.param_groups]
         graph = torch.cuda.CUDAGraph()
@@ -57,8 +57,8 @@ class CapturedStep:
             try:
                 with _capturable(self._optimizer), torch.cuda.graph(graph, stream=stream):
                     self._update(self._inputs, self._target)
-            except RuntimeError as wrong:  # a network that looks at its own results, for one
-                raise ShortlistError(f"this step cannot be a CUDA graph, use --train.no-cuda-graph: {wrong}") from wrong
+            except RuntimeError as error:  # e.g. a network that reads its own results
+                raise ShortlistError(f"this step cannot be a CUDA graph, use --train.no-cuda-graph: {error}") from error
         return graph
 
     def _warm_up(self) -> None:
@@ -69,7 +69,7 @@ class CapturedStep:
 
 @contextmanager
 def undone(optimizer: Optimizer, state: Iterable[Tensor]) -> Iterator[None]:
-    """Afterwards these tensors and the optimiser's are what they were, in the same memory."""
+    """Restore these tensors and those of the optimiser after the block, in the same memory."""
     before = {tensor: tensor.detach().clone() for tensor in (*state, *_tensors_of(optimizer))}
     try:
         yield
@@ -78,7 +78,7 @@ def undone(optimizer: Optimizer, state: Iterable[Tensor]) -> Iterator[None]:
             for tensor, value in before.items():
                 tensor.copy_(value)
             for tensor in _tensors_of(optimizer):
-                if tensor not in before:  # made at the first step, and every optimiser here begins at zero
+                if tensor not in before:  # created by the first step; every optimiser here starts at zero
                     tensor.zero_()
 
 
@@ -88,7 +88,7 @@ def _tensors_of(optimizer: Optimizer) -> list[Tensor]:
 
 @contextmanager
 def _learning_rates(optimizer: Optimizer, rates: list[Tensor]) -> Iterator[None]:
-    """The optimiser reads its learning rates from these tensors; a number would become a constant of the graph."""
+    """Have the optimiser read its learning rates from tensors; numbers would become constants of the graph."""
     before = [group["lr"] for group in optimizer.param_groups]
     for group, rate in zip(optimizer.param_groups, rates, strict=True):
         group["lr"] = rate
@@ -101,7 +101,7 @@ def _learning_rates(optimizer: Optimizer, rates: list[Tensor]) -> Iterator[None]
 
 @contextmanager
 def _capturable(optimizer: Optimizer) -> Iterator[None]:
-    """AdamW refuses to be captured unless told beforehand, and when told complains of every step that is not."""
+    """Mark AdamW as capturable during the capture only: elsewhere it would warn at every step."""
     groups = [group for group in optimizer.param_groups if "capturable" in group]
     for group in groups:
         group["capturable"] = True
@@ -114,7 +114,7 @@ def _capturable(optimizer: Optimizer) -> Iterator[None]:
 
 @contextmanager
 def _fastest_convolutions() -> Iterator[None]:
-    """cuDNN tries its algorithms and remembers the best: worth while for a shape that comes again at every step."""
+    """Let cuDNN try its algorithms and keep the fastest, which pays for a shape that comes at every step."""
     before = torch.backends.cudnn.benchmark
     torch.backends.cudnn.benchmark = True
     try:

@@ -1,4 +1,4 @@
-"""Which test images a report will want to show, saved with the run while the data is still at hand."""
+"""Test images for the report, saved with the run while the data is still there."""
 
 import io
 
@@ -12,7 +12,7 @@ from shortlist.program.seeds import uniform_for
 
 FOLDER = "pictures"
 _EXAMPLES = 24
-_CONFUSED_PAIRS = 24  # more than a report shows: it ranks the pairs of several runs together
+_CONFUSED_PAIRS = 24  # more than a report shows, because it ranks the pairs of several runs together
 _LONGEST_SIDE = 96
 _SEED = 2022  # never the run's own: all runs on the same data must show the same examples
 
@@ -21,10 +21,10 @@ def save_pictures(run: RunFolder, split: Split, labels: Tensor, suggestions: Ten
     """Save examples, and one image of each class of the most confused pairs, as ``pictures/<index>.png``.
 
     Args:
-        run: The run that they are of.
-        split: The test images; nothing is saved if they are no pictures.
+        run: Where to save them.
+        split: The test images; nothing is saved if they are not pictures.
         labels: ``(N,)`` label of each image, -1 for one that could not be read.
-        suggestions: ``(N, S)`` suggested classes of each image, the best first.
+        suggestions: ``(N, S)`` suggested classes of each image, best first.
     """
     first = suggestions[:, 0]
     wanted = set(example_images(labels))
@@ -38,7 +38,7 @@ def save_pictures(run: RunFolder, split: Split, labels: Tensor, suggestions: Ten
 
 
 def example_images(labels: Tensor, count: int = _EXAMPLES) -> list[int]:
-    """Images to show, chosen by their labels alone: of different classes as far as possible, in a fixed random order.
+    """Images to show, chosen by their labels alone: as many classes as possible, in a fixed random order.
 
     Example:
         >>> sorted(example_images(torch.tensor([0, 1, -1, 2]), count=9))
@@ -56,7 +56,7 @@ def example_images(labels: Tensor, count: int = _EXAMPLES) -> list[int]:
 
 
 def confused_pairs(labels: Tensor, first: Tensor) -> tuple[Tensor, Tensor]:
-    """Pairs (true class, wrong first suggestion) that occur, the most frequent first, and how often each occurs.
+    """Pairs (true class, wrong first suggestion) that occur, most frequent first, and their counts.
 
     Returns:
         ``(P, 2)`` pairs and ``(P,)`` counts; among equal counts the lower class numbers come first.
@@ -73,7 +73,7 @@ def confused_pairs(labels: Tensor, first: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _image_of(label: int, suggested: int, labels: Tensor, first: Tensor) -> set[int]:
-    """One image of the class, with this first suggestion if there is such; empty for a class without test images."""
+    """An image of the class, with this first suggestion if possible; empty for a class without test images."""
     of_class = labels == label
     found = (of_class & (first == suggested)).nonzero()
     if len(found) == 0:
