@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from shortlist.program.config import DataConfig, ModelConfig, RunConfig, TrainConfig
 from shortlist.program.data.base import Problem, Split
 from shortlist.program.losses import LOSSES, LossConfig
-from shortlist.program.runs.folder import RunFolder, environment
+from shortlist.program.runs.environment import environment
+from shortlist.program.runs.folder import RunFolder
 from shortlist.program.seeds import mix_seed
 from shortlist.program.training.evaluate import Evaluation, evaluate
 from shortlist.program.training.thumbnails import save_pictures

@@ -2,7 +2,6 @@
 
 import itertools
 import json
-import multiprocessing
 import os
 import resource
 from collections.abc import Iterator
@@ -16,7 +15,7 @@ import torch
 from shortlist import ShortlistError
 from shortlist.program.atomic_files import WRITING, written_whole
 from shortlist.program.config import RunConfig, to_dict
-from shortlist.program.runs.folder import RunFolder, as_safetensors, file_digest, find_runs
+from shortlist.program.runs.folder import FinishedError, RunFolder, as_safetensors, file_digest, find_runs
 from tests.support.file_operations import watched
 from tests.support.forked import Ended, run_forked
 
@@ -34,17 +33,13 @@ def no_warning(message: str) -> None:
 
 def test_a_folder_in_use_is_refused(tmp_path: Path) -> None:
     run = RunFolder(tmp_path)
-    with run.claim(RunConfig(), resume=False), multiprocessing.get_context("spawn").Pool(1) as pool:
-        assert "is in use by another process" in pool.apply(_try_to_claim, (tmp_path,))
-    assert _try_to_claim(tmp_path) == "claimed"
 
+    def claim_elsewhere() -> Ended:
+        return run_forked(lambda: run.claim(RunConfig(), resume=False).__enter__(), seconds=60)
 
-def _try_to_claim(path: Path) -> str:
-    try:
-        with RunFolder(path).claim(RunConfig(), resume=False):
-            return "claimed"
-    except ShortlistError as refused:
-        return str(refused)
+    with run.claim(RunConfig(), resume=False):
+        assert f"{tmp_path} is in use by another process" in claim_elsewhere().err
+    assert claim_elsewhere().code == 0
 
 
 def test_a_run_that_got_nowhere_may_simply_begin_again(tmp_path: Path) -> None:
@@ -86,15 +81,17 @@ def test_another_configuration_is_not_overwritten_unless_nothing_was_trained(tmp
     with RunFolder(tmp_path).claim(config, resume=False):
         assert RunFolder(tmp_path).config == config
         RunFolder(tmp_path).save_checkpoint({}, 1)
-    wrong = r"another configuration \(seed 2, not 1\)"
-    with pytest.raises(ShortlistError, match=wrong), RunFolder(tmp_path).claim(other, resume=True):
+    found = r"another configuration \(seed 2, not 1\)"
+    with pytest.raises(ShortlistError, match=found), RunFolder(tmp_path).claim(other, resume=True):
         pass
 
 
-def test_a_finished_run_is_not_run_again(run: RunFolder, tmp_path: Path) -> None:
-    run.write_json("final.json", {})
-    with pytest.raises(ShortlistError, match="already finished"):
-        run._check_claim(RunConfig(), resume=True)
+def test_a_finished_run_is_not_run_again(tmp_path: Path) -> None:
+    run = RunFolder(tmp_path)
+    with run.claim(RunConfig(), resume=False):
+        run.write_json("final.json", {})
+    with pytest.raises(FinishedError, match="already finished"), run.claim(RunConfig(), resume=True):
+        pass
 
 
 def test_a_folder_with_other_things_is_refused(tmp_path: Path) -> None:
@@ -139,20 +136,17 @@ def test_names_that_are_no_text_come_back(tmp_path: Path) -> None:
 def test_a_killed_writer_leaves_nothing_after_the_next_claim(tmp_path: Path) -> None:
     with RunFolder(tmp_path).claim(RunConfig(), resume=False):
         pass
-    process = multiprocessing.get_context("spawn").Process(target=_die_while_writing, args=(tmp_path / "final.json",))
-    process.start()
-    process.join()
-    assert process.exitcode == -9
+
+    def die_while_writing() -> None:
+        with written_whole(tmp_path / "final.json") as file:
+            file.write(b"half")
+            os.kill(os.getpid(), 9)
+
+    assert run_forked(die_while_writing, seconds=60).killed
     assert list(tmp_path.glob(f"{WRITING}*"))
     with RunFolder(tmp_path).claim(RunConfig(), resume=True):
         assert not list(tmp_path.glob(f"{WRITING}*"))
         assert not RunFolder(tmp_path).finished
-
-
-def _die_while_writing(path: Path) -> None:
-    with written_whole(path) as file:
-        file.write(b"half")
-        os.kill(os.getpid(), 9)
 
 
 def test_a_full_disk_is_explained_and_leaves_the_old_checkpoint(run: RunFolder) -> None:

@@ -15,7 +15,8 @@ from shortlist.errors import ShortlistError
 from shortlist.program.config import DataConfig, RunConfig
 from shortlist.program.report.names import short_labels
 from shortlist.program.report.summary import Summary, summarise
-from shortlist.program.runs.folder import METRIC, RunFolder
+from shortlist.program.runs.checks import METRIC
+from shortlist.program.runs.folder import RunFolder
 from shortlist.program.runs.records import Classes, read_classes, read_facts, read_result
 
 Value = TypeVar("Value")

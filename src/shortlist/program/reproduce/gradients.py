@@ -9,7 +9,8 @@ from torch import Tensor, nn
 
 from shortlist.errors import ShortlistError
 from shortlist.program.config import RunConfig
-from shortlist.program.runs.folder import RunFolder, is_whole
+from shortlist.program.runs.checks import is_whole
+from shortlist.program.runs.folder import RunFolder
 from shortlist.program.runs.records import read_classes
 from shortlist.program.training.loop import Interrupted, Trainer, make_fabric, run_to_the_end
 

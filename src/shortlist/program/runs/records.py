@@ -8,7 +8,8 @@ from typing import Any
 
 from shortlist.errors import ShortlistError
 from shortlist.program.data.base import SPLITS, DataFacts, LabelNoise, Preprocess, Problem, Thinning
-from shortlist.program.runs.folder import METRIC, RunFolder, are_metrics, is_number, is_text, is_whole
+from shortlist.program.runs.checks import METRIC, are_metrics, is_number, is_text, is_whole
+from shortlist.program.runs.folder import RunFolder
 from shortlist.program.text import counted, some_of
 
 _CLASSES, _PREPROCESS, _FACTS, _RESULT = "classes.json", "preprocess.json", "facts.json", "final.json"

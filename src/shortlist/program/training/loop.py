@@ -32,14 +32,9 @@ from shortlist.program.data.base import Problem, evaluation_plan, fewest_images,
 from shortlist.program.data.catalogue import load_problem
 from shortlist.program.data.in_memory import TensorSplit
 from shortlist.program.models.build import build_model, load_weights
-from shortlist.program.runs.folder import (
-    RunFolder,
-    as_safetensors,
-    default_folder,
-    environment,
-    file_digest,
-    is_metrics_line,
-)
+from shortlist.program.runs.checks import is_metrics_line
+from shortlist.program.runs.environment import environment
+from shortlist.program.runs.folder import RunFolder, as_safetensors, default_folder, file_digest
 from shortlist.program.runs.records import refuse_other_data, refuse_other_training_images, write_facts
 from shortlist.program.seeds import mix_seed
 from shortlist.program.text import some_of
