@@ -6,12 +6,9 @@
 import json
 import shutil
 from collections.abc import Callable, Collection, Iterable, Iterator
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-import pytest
 
 from shortlist import ShortlistError
 from shortlist.program.config import DataConfig, ModelConfig, RunConfig, TrainConfig
@@ -19,8 +16,9 @@ from shortlist.program.losses import CrossEntropyConfig
 from shortlist.program.report.page import write_report
 from shortlist.program.runs.folder import RunFolder
 from shortlist.program.training.evaluate import evaluate_run
-from shortlist.program.training.loop import Trainer, train
+from shortlist.program.training.loop import train
 from shortlist.program.training.predict import Predictor
+from tests.support.early_ends import train_until_test
 from tests.support.pictures import put_classes
 
 FILES = ("config.json", "environment.json", "classes.json", "preprocess.json", "facts.json", "final.json")
@@ -46,10 +44,6 @@ class Runs:
     image: Path
 
 
-class _Killed(BaseException):
-    pass
-
-
 def make_runs(folder: Path) -> Runs:
     put_classes(folder / "photos", {"elm": 6, "owl": 6})
     config = RunConfig(
@@ -60,13 +54,7 @@ def make_runs(folder: Path) -> Runs:
     )
     finished = train(config, folder=folder / "finished", quiet=True).path
 
-    def killed(trainer: Trainer) -> None:
-        raise _Killed
-
-    with pytest.MonkeyPatch.context() as patch, suppress(_Killed):
-        patch.setattr(Trainer, "test", killed)
-        train(config, folder=folder / "unfinished", quiet=True)
-    return Runs(finished, folder / "unfinished", config, folder / "photos" / "elm" / "0.png")
+    return Runs(finished, train_until_test(config, folder / "unfinished"), config, folder / "photos" / "elm" / "0.png")
 
 
 def few_damages(runs: Runs) -> Iterator[Damage]:

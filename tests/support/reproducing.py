@@ -3,18 +3,16 @@
 import dataclasses
 import itertools
 import shutil
-import signal
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from shortlist.program.reproduce.experiment import Experiment
 from shortlist.program.reproduce.registry import EXPERIMENTS
 from shortlist.program.reproduce.results import Result
 from shortlist.program.reproduce.running import reproduce
+from shortlist.program.training.callbacks import Callback
 from shortlist.program.training.loop import Trainer
 
 ROOT = Path(__file__).parents[2]
@@ -87,27 +85,12 @@ def made_up(value: float, **fields: Any) -> Result:
     return Result(**known, value=value, config=key, run=f"{known['recipe']}/{key}-s{known['seed']}")
 
 
-def interrupt_in(monkeypatch: pytest.MonkeyPatch, step: int) -> None:
-    """Raise SIGINT in this training step, counted over all runs."""
-    original, left = Trainer._step, step
+class FailingRuns(Callback):
+    """Raises an error in the training of these runs, counted from 1."""
 
-    def counted(self: Trainer, *arguments: Any) -> int:
-        nonlocal left
-        left -= 1
-        if left == 0:
-            signal.raise_signal(signal.SIGINT)
-        return original(self, *arguments)
+    def __init__(self, *runs: int, error: Exception) -> None:
+        self._runs, self._error, self._numbers = runs, error, itertools.count(1)
 
-    monkeypatch.setattr(Trainer, "_step", counted)
-
-
-def fail_in(monkeypatch: pytest.MonkeyPatch, *runs: int, error: Exception) -> None:
-    """Raise an error in the training of these runs, counted from 1."""
-    original, numbers = Trainer.fit, itertools.count(1)
-
-    def fit(trainer: Trainer) -> None:
-        if next(numbers) in runs:
-            raise error
-        original(trainer)
-
-    monkeypatch.setattr(Trainer, "fit", fit)
+    def on_fit_start(self, trainer: Trainer) -> None:
+        if next(self._numbers) in self._runs:
+            raise self._error

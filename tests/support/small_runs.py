@@ -5,9 +5,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 from shortlist.program.config import DataConfig, ModelConfig, OptimConfig, RunConfig, TrainConfig, to_dict
-from shortlist.program.losses import NoisedTopKHingeConfig
+from shortlist.program.losses import CrossEntropyConfig, NoisedTopKHingeConfig
 
 NUM_CLASSES = 12
 
@@ -40,6 +41,17 @@ def small_config(data: Path, **overrides: Any) -> RunConfig:
     return RunConfig(**(settings | overrides))
 
 
+def photos_config(root: Path, epochs: int = 2, **settings: Any) -> RunConfig:
+    """For a folder of small photographs in two classes or more."""
+    usual: dict[str, Any] = {"name": "folder", "root": str(root), "image_size": 16, "workers": 0}
+    return RunConfig(
+        data=DataConfig(**usual | settings),
+        model=ModelConfig(name="glyphnet"),
+        loss=CrossEntropyConfig(k=1),
+        train=TrainConfig(epochs=epochs, batch_size=8, ks=(1,), device="cpu"),
+    )
+
+
 def config_arguments(config: RunConfig) -> list[str]:
     """The command line that turns a recipe into this configuration."""
     sections = to_dict(config)
@@ -54,6 +66,12 @@ def config_arguments(config: RunConfig) -> list[str]:
             elif value != "":
                 arguments += [flag, str(value)]
     return arguments
+
+
+def assert_close(one: dict[str, float | None], other: dict[str, float | None], rel: float) -> None:
+    assert one.keys() == other.keys()
+    for name, value in one.items():
+        assert other[name] == (None if value is None else pytest.approx(value, rel=rel)), name
 
 
 def outcome(folder: Path) -> dict[str, Any]:

@@ -130,7 +130,7 @@ def test_glyphnet_does_not_mix_the_images_of_a_batch() -> None:
 def test_weights_that_cannot_be_fetched_are_explained(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    with pytest.raises(ShortlistError, match=r"weights of resnet18 could not be had .*--model\.no-pretrained"):
+    with pytest.raises(ShortlistError, match=r"weights of resnet18 .*--model\.no-pretrained"):
         build_model(ModelConfig(name="resnet18", pretrained=True), (3, 32, 32), 5)
 
 

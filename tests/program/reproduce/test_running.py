@@ -16,7 +16,7 @@ from shortlist.program import recipes
 from shortlist.program.atomic_files import locked
 from shortlist.program.reproduce import running
 from shortlist.program.reproduce.experiment import Cell
-from shortlist.program.reproduce.gradients import COUNTS, CountingLoss
+from shortlist.program.reproduce.gradients import COUNTS, GradientCounts
 from shortlist.program.reproduce.registry import EXPERIMENTS
 from shortlist.program.reproduce.results import (
     Result,
@@ -28,7 +28,8 @@ from shortlist.program.reproduce.results import (
 from shortlist.program.reproduce.tables import latest_setups
 from shortlist.program.runs.folder import RunFolder, default_folder
 from shortlist.program.training.loop import DivergedError, Interrupted
-from tests.support.reproducing import SMALL, Place, TrainedPlaces, fail_in, interrupt_in
+from tests.support.early_ends import StopAfterStep
+from tests.support.reproducing import SMALL, FailingRuns, Place, TrainedPlaces
 
 SPARSITY = EXPERIMENTS["gradient-sparsity"]
 ONE_CELL = replace(SPARSITY, cells=SPARSITY.selected(["0.1/noised"]))
@@ -65,13 +66,9 @@ def test_a_run_is_found_by_its_configuration_and_not_by_the_name_of_its_folder(p
         assert [result.seed for result in latest_setups(found)] == [0, 1]
 
 
-def test_an_interrupted_set_goes_on_where_it_stopped(
-    place: Place, trained: TrainedPlaces, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with monkeypatch.context() as patch:
-        interrupt_in(patch, step=10)  # within the second run
-        with pytest.raises(Interrupted, match="the same command"):
-            place.run(SMALL)
+def test_an_interrupted_set_goes_on_where_it_stopped(place: Place, trained: TrainedPlaces) -> None:
+    with pytest.raises(Interrupted, match="the same command"):
+        place.run(SMALL, callbacks=[StopAfterStep(10)])  # within the second run
     before = place.finished()
     assert len(before) == 1
     assert len(list(place.runs_root.rglob("config.json"))) == 2
@@ -104,9 +101,9 @@ def test_a_run_that_lost_files_does_not_stop_the_others(trained: TrainedPlaces) 
     assert f"{damaged}/classes.json is damaged" in message
 
 
-def test_a_file_that_fails_does_not_stop_the_others(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    fail_in(monkeypatch, 1, error=FileNotFoundError("somebody deleted the folder"))
-    results, failures = place.run(SMALL)
+def test_a_file_that_fails_does_not_stop_the_others(place: Place) -> None:
+    fails_once = FailingRuns(1, error=FileNotFoundError("somebody deleted the folder"))
+    results, failures = place.run(SMALL, callbacks=[fails_once])
     assert len({result.run for result in results}) == len(SMALL.cells) - 1
     assert "somebody deleted the folder" in failures[0]
 
@@ -120,11 +117,10 @@ def test_a_file_that_fails_does_not_stop_the_others(place: Place, monkeypatch: p
     ],
 )
 def test_only_what_would_fail_alike_is_not_tried(
-    place: Place, monkeypatch: pytest.MonkeyPatch, failing: tuple[int, ...], error: Exception, succeeded: int
+    place: Place, failing: tuple[int, ...], error: Exception, succeeded: int
 ) -> None:
     experiment = replace(SMALL, cells=EXPERIMENTS["imagenet"].cells[:4])
-    fail_in(monkeypatch, *failing, error=error)
-    results, (message,) = place.run(experiment)
+    results, (message,) = place.run(experiment, callbacks=[FailingRuns(*failing, error=error)])
     assert len(results) == succeeded
     assert "2 of 4 runs failed" in message
     assert str(error) in message
@@ -174,12 +170,10 @@ def test_what_was_compiled_serves_until_another_network_comes(monkeypatch: pytes
     assert resets == ["first", "second", "first"]
 
 
-def test_a_run_tells_at_which_epochs_it_was_begun_and_resumed(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_tells_at_which_epochs_it_was_begun_and_resumed(place: Place) -> None:
     experiment, only = EXPERIMENTS["epoch-time"], ["5/smooth"]
-    with monkeypatch.context() as patch:
-        interrupt_in(patch, step=2)
-        with pytest.raises(Interrupted):
-            place.run(experiment, only=only)
+    with pytest.raises(Interrupted):
+        place.run(experiment, only=only, callbacks=[StopAfterStep(2)])
     (result,), _ = place.run(experiment, only=only)
     environment = RunFolder(place.runs_root / result.run).read_json("environment.json")
     assert [environment["epoch"], *(process["epoch"] for process in environment["resumed"])] == [0, 0]
@@ -236,13 +230,9 @@ def test_a_damaged_run_is_named_and_does_not_hide_the_others(
     assert "delete the run" in message
 
 
-def test_gradients_are_counted_over_an_interruption(
-    place: Place, trained: TrainedPlaces, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with monkeypatch.context() as patch:
-        interrupt_in(patch, step=2)
-        with pytest.raises(Interrupted):
-            place.run(ONE_CELL)
+def test_gradients_are_counted_over_an_interruption(place: Place, trained: TrainedPlaces) -> None:
+    with pytest.raises(Interrupted):
+        place.run(ONE_CELL, callbacks=[StopAfterStep(2)])
     (result,), _ = place.run(ONE_CELL)
     _, (undisturbed,) = trained(ONE_CELL)
     assert result.value == undisturbed.value
@@ -265,11 +255,13 @@ def test_gradients_that_were_not_counted_over_the_whole_run_are_no_result(traine
 
 def test_gradients_are_counted_coordinate_by_coordinate() -> None:
     scores, target = torch.randn(6, 10, requires_grad=True), torch.arange(6)
-    loss = CountingLoss(nn.CrossEntropyLoss())
+    loss, counts = nn.CrossEntropyLoss(), GradientCounts()
+    counts.watch(loss)
     value = loss(scores, target)
     assert torch.equal(value, nn.functional.cross_entropy(scores, target))
     value.backward()
-    assert (int(loss.nonzero), loss.images) == (60, 6)
-    hard = CountingLoss(sl.TopKHinge(3))
+    assert (int(counts.nonzero), counts.images) == (60, 6)
+    hard, counts = sl.TopKHinge(3), GradientCounts()
+    counts.watch(hard)
     hard(torch.where(target.unsqueeze(1) == torch.arange(10), 0.0, scores + 5), target).backward()
-    assert (int(hard.nonzero), hard.images) == (12, 6)
+    assert (int(counts.nonzero), counts.images) == (12, 6)

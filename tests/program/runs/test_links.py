@@ -10,9 +10,9 @@ from shortlist import ShortlistError
 from shortlist.program.atomic_files import locked
 from shortlist.program.config import RunConfig, TrainConfig
 from shortlist.program.runs.folder import RunFolder
-from shortlist.program.training.loop import Interrupted, train
-from shortlist.program.training.signals import StopRequests
+from shortlist.program.training.loop import train
 from shortlist.program.tuning.study import tune
+from tests.support.early_ends import train_until_step
 from tests.support.small_runs import small_config, write_embeddings
 
 FILES = (
@@ -42,12 +42,7 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> RunConfig:
 
 @pytest.fixture(scope="module")
 def stopped(config: RunConfig, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder, steps = tmp_path_factory.mktemp("stopped"), iter(range(10**6))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(StopRequests, "requested", lambda self, fabric, *, last: next(steps) == 9)
-        with pytest.raises(Interrupted):
-            train(config, folder=folder, quiet=True)
-    return folder
+    return train_until_step(config, tmp_path_factory.mktemp("stopped"), 10)
 
 
 @pytest.fixture

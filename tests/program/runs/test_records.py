@@ -28,9 +28,10 @@ from shortlist.program.runs.records import (
     refuse_other_training_images,
     write_facts,
 )
-from shortlist.program.training.loop import Trainer, train
+from shortlist.program.training.loop import train
 from shortlist.program.training.predict import Predictor, image_files
 from tests.support.damaged_runs import few_damages, make_runs, unexplained
+from tests.support.early_ends import train_until_test
 from tests.support.official_cifar import expect, make_files, official_pickle, put_folder
 from tests.support.pictures import put_classes, put_image
 from tests.support.run_folders import make_run, small_world
@@ -75,10 +76,6 @@ def test_a_page_that_does_not_fit_on_the_disk_gives_no_advice_about_training(tmp
     assert "train" not in str(told.value)
 
 
-class Killed(BaseException):
-    pass
-
-
 def photos_config(root: Path) -> RunConfig:
     return RunConfig(
         data=DataConfig(name="folder", root=str(root), image_size=16, workers=0),
@@ -95,22 +92,9 @@ def photos(tmp_path: Path) -> Path:
     return tmp_path / "photos"
 
 
-def unfinished_run(config: RunConfig, folder: Path) -> Path:
-    """Killed after its last epoch, before its test."""
-
-    def killed(trainer: Trainer) -> None:
-        raise Killed
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Trainer, "test", killed)
-        with pytest.raises(Killed):
-            train(config, folder=folder, quiet=True)
-    return folder
-
-
 @pytest.fixture
 def unfinished(photos: Path, tmp_path: Path) -> Path:
-    return unfinished_run(photos_config(photos), tmp_path / "run")
+    return train_until_test(photos_config(photos), tmp_path / "run")
 
 
 @pytest.mark.parametrize("part", ["train", "val", "test"])
@@ -258,7 +242,7 @@ def test_a_run_on_images_in_memory_does_not_go_on_with_others(
 ) -> None:
     data = _cifar100(tmp_path, monkeypatch)
     config = replace(photos_config(tmp_path), data=data.config)
-    run = unfinished_run(config, tmp_path / "run")
+    run = train_until_test(config, tmp_path / "run")
     data.change("train")
     with pytest.raises(ShortlistError, match=f"the training images are not those that {run} began with"):
         train(config, folder=run, resume=True, quiet=True)

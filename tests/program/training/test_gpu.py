@@ -3,7 +3,6 @@
 Run with ``make test-gpu``. The tests of whole runs need what ``shortlist[train]`` installs, and are skipped without.
 """
 
-import itertools
 import math
 import subprocess
 import sys
@@ -207,43 +206,32 @@ def test_a_run_has_the_losses_that_it_has_step_by_step(data: Path, tmp_path: Pat
     assert train_losses(config, tmp_path / "captured") == pytest.approx(want, rel=1e-4)
 
 
-def test_stopped_within_an_epoch_it_ends_as_if_undisturbed(
-    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from shortlist.program.training import loop as training
-    from shortlist.program.training import signals as stopping
+def test_stopped_within_an_epoch_it_ends_as_if_undisturbed(data: Path, tmp_path: Path) -> None:
+    from tests.support.early_ends import train_until_step
 
     config = config_for(data)
     want = train_losses(config, tmp_path / "undisturbed")
-    with monkeypatch.context() as patch:
-        steps = itertools.count(1)
-        patch.setattr(stopping.StopRequests, "requested", lambda self, fabric, *, last: next(steps) == 7)
-        with pytest.raises(training.Interrupted):
-            train_losses(config, tmp_path / "stopped")
+    train_until_step(config, tmp_path / "stopped", 7)
     assert train_losses(config, tmp_path / "stopped", resume=True) == pytest.approx(want, rel=1e-4)
 
 
 def test_steps_of_a_run_do_not_wait_for_the_gpu(data: Path, tmp_path: Path) -> None:
-    from shortlist.program.runs.folder import RunFolder
-    from shortlist.program.training import loop as training
+    from shortlist.program.training.build import build
 
-    config = config_for(data)
-    trainer = training.Trainer(config, training.make_fabric(config), RunFolder(tmp_path), quiet=True)
-    steps = trainer.problem.train.batches([part for (part,) in trainer._plan(0)], trainer.fabric.device, 0)
-    trainer._step(steps, 0, 0)
+    parts = build(config_for(data), tmp_path)
+    batches = parts.batches(epoch=0)
+    parts.step(batches, 0, 0)
     with waits_are_errors():
-        for step in range(1, trainer.steps - 1):
-            trainer._step(steps, 0, step)
+        for number in range(1, parts.steps - 1):
+            parts.step(batches, 0, number)
 
 
 @pytest.mark.parametrize(
     "settings", [{"accumulate": 2}, {"precision": "16-mixed"}, {"cuda_graph": False}, {"device": "cpu"}]
 )
 def test_where_it_cannot_be_captured_a_run_goes_step_by_step(data: Path, tmp_path: Path, settings: Any) -> None:
-    from shortlist.program.runs.folder import RunFolder
-    from shortlist.program.training import loop as training
+    from shortlist.program.training.build import build
 
     for config, captured in ((config_for(data), True), (config_for(data, **settings), False)):
-        trainer = training.Trainer(config, training.make_fabric(config), RunFolder(tmp_path), quiet=True)
-        assert isinstance(trainer.update, CapturedStep) == captured
+        assert isinstance(build(config, tmp_path).step.update, CapturedStep) == captured
     assert len(train_losses(config, tmp_path / "run")) == 3

@@ -16,7 +16,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -35,9 +35,10 @@ from shortlist.program.cli import commands
 from shortlist.program.cli import main as cli
 from shortlist.program.cli.parsing import parse_recipe
 from shortlist.program.config import RunConfig, changed, differences, from_dict, to_dict
-from shortlist.program.data.in_memory import TensorSplit
 from shortlist.program.losses import LOSSES, CrossEntropyConfig, NoisedTopKHingeConfig, Range, SmoothTopKHingeConfig
 from shortlist.program.runs.folder import RunFolder, default_folder
+from shortlist.program.training.callbacks import Callback
+from shortlist.program.training.evaluate import Evaluation
 from shortlist.program.training.loop import Interrupted, Trainer, train
 from shortlist.program.tuning import study as tuning
 from shortlist.program.tuning.space import grid_points, search_axes
@@ -74,18 +75,59 @@ def rows_of(path: Path) -> list[dict[str, str]]:
     return list(csv.DictReader(path.read_text().splitlines()))
 
 
+class EpochsBegun(Callback):
+    """Notes the temperature and the epoch at the first step of each epoch, or of what is left of it."""
+
+    def __init__(self) -> None:
+        self.noted: list[tuple[float, int]] = []
+        self._last = (-1.0, -1)
+
+    def on_fit_start(self, trainer: Trainer) -> None:
+        self._last = (-1.0, -1)
+
+    def on_step(self, trainer: Trainer) -> None:
+        here = (trainer.config.loss.settings()["tau"], trainer.position.epoch)
+        if here != self._last:
+            self.noted.append(here)
+        self._last = here
+
+
+class At(Callback):
+    """Calls a function at the start or at the end of each training."""
+
+    def __init__(self, *, start: Callable[[], object] | None = None, end: Callable[[], object] | None = None) -> None:
+        self._start, self._end = start, end
+
+    def on_fit_start(self, trainer: Trainer) -> None:
+        if self._start is not None:
+            self._start()
+
+    def on_fit_end(self, trainer: Trainer) -> None:
+        if self._end is not None:
+            self._end()
+
+
+def raising(error: BaseException) -> Callback:
+    def fail() -> None:
+        raise error
+
+    return At(start=fail)
+
+
 @pytest.fixture
-def epochs_begun(monkeypatch: pytest.MonkeyPatch) -> list[tuple[float, int]]:
-    """The temperature and the epoch, each time that one is trained."""
-    begun = []
-    original: Any = Trainer._train_epoch
+def epochs_begun() -> EpochsBegun:
+    return EpochsBegun()
 
-    def noted(self: Trainer, stop: Any) -> Any:
-        begun.append((self.config.loss.settings()["tau"], self.at.epoch))
-        return original(self, stop)
 
-    monkeypatch.setattr(Trainer, "_train_epoch", noted)
-    return begun
+class InterruptAt(Callback):
+    """SIGINT in the validation of this epoch of the trial with this temperature."""
+
+    def __init__(self, tau: float, epoch: int) -> None:
+        self._where = (tau, epoch)
+
+    def on_validation(self, trainer: Trainer, evaluation: Evaluation) -> None:
+        if (trainer.config.loss.settings()["tau"], trainer.position.epoch) == self._where:
+            os.kill(os.getpid(), signal.SIGINT)
 
 
 def outcome(findings: Findings) -> list[tuple[str, float | None, dict[str, float]]]:
@@ -300,30 +342,22 @@ def test_from_the_command_line_to_the_test_of_the_best(
 
 
 def test_the_test_images_are_never_read(config: RunConfig, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Forbidden(TensorSplit):
-        def batches(self, *arguments: Any) -> Iterator[Any]:
-            raise AssertionError("the test images were read")
+    def forbidden(*arguments: Any) -> Any:
+        raise AssertionError("the test images were read")
 
-        def thumbnail(self, index: int) -> Any:
-            raise AssertionError("the test images were looked at")
+    class Guard(Callback):
+        def on_fit_start(self, trainer: Trainer) -> None:
+            for method in ("batches", "thumbnail"):
+                monkeypatch.setattr(trainer.problem.test, method, forbidden)
 
-    original = Trainer.__init__
-
-    def guarded(self: Trainer, *arguments: Any, **options: Any) -> None:
-        original(self, *arguments, **options)
-        test = self.problem.test
-        assert isinstance(test, TensorSplit)
-        self.problem = replace(self.problem, test=Forbidden(test.inputs, test.labels))
-
-    monkeypatch.setattr(Trainer, "__init__", guarded)
-    assert [trial.state for trial in tune(config).trials] == ["complete"] * 2
+    assert [trial.state for trial in tune(config, callbacks=[Guard()]).trials] == ["complete"] * 2
 
 
-def test_a_study_that_has_finished_trains_nothing_more(config: RunConfig, epochs_begun: list[Any]) -> None:
-    first = tune(config)
-    assert len(epochs_begun) == 2 * EPOCHS
-    assert outcome(tune(config)) == outcome(first)
-    assert len(epochs_begun) == 2 * EPOCHS
+def test_a_study_that_has_finished_trains_nothing_more(config: RunConfig, epochs_begun: EpochsBegun) -> None:
+    first = tune(config, callbacks=[epochs_begun])
+    assert len(epochs_begun.noted) == 2 * EPOCHS
+    assert outcome(tune(config, callbacks=[epochs_begun])) == outcome(first)
+    assert len(epochs_begun.noted) == 2 * EPOCHS
 
 
 def test_a_number_typed_as_it_was_opens_the_same_study() -> None:
@@ -341,11 +375,11 @@ def test_what_makes_no_other_run_makes_no_other_study() -> None:
     assert tuning._study_name(changed(config, {"data.root": "there"}), {}) != tuning._study_name(config, {})
 
 
-def test_another_study_takes_what_runs_there_are(config: RunConfig, epochs_begun: list[Any]) -> None:
-    tune(config)
-    wider = tune(config, search=["loss.tau=0.1,0.5,1"])
+def test_another_study_takes_what_runs_there_are(config: RunConfig, epochs_begun: EpochsBegun) -> None:
+    tune(config, callbacks=[epochs_begun])
+    wider = tune(config, search=["loss.tau=0.1,0.5,1"], callbacks=[epochs_begun])
     assert [trial.state for trial in wider.trials] == ["complete"] * 3
-    assert [tau for tau, _ in epochs_begun] == [0.1] * EPOCHS + [1.0] * EPOCHS + [0.5] * EPOCHS
+    assert [tau for tau, _ in epochs_begun.noted] == [0.1] * EPOCHS + [1.0] * EPOCHS + [0.5] * EPOCHS
 
 
 @pytest.mark.parametrize("values", [(0.9, 0.2), (0.2, 0.9)], ids=["falling", "rising"])
@@ -392,38 +426,21 @@ def test_of_a_study_that_notes_no_folders_the_usual_ones_are_named(
 
 @pytest.mark.parametrize(("tau", "epoch"), [(1.0, 0), (0.1, EPOCHS - 1)], ids=["within a trial", "between trials"])
 def test_after_an_interruption_it_goes_on_where_it_stopped(
-    tau: float, epoch: int, config: RunConfig, epochs_begun: list[Any], monkeypatch: pytest.MonkeyPatch
+    tau: float, epoch: int, config: RunConfig, epochs_begun: EpochsBegun
 ) -> None:
-    with monkeypatch.context() as patched:
-        original: Any = Trainer._end_epoch
-
-        def interrupted(self: Trainer) -> None:
-            if (self.config.loss.settings()["tau"], self.at.epoch) == (tau, epoch):
-                os.kill(os.getpid(), signal.SIGINT)
-            original(self)
-
-        patched.setattr(Trainer, "_end_epoch", interrupted)
-        with pytest.raises(Interrupted, match="the same command goes on"):
-            tune(config, csv_path=Path("trials.csv"))
+    with pytest.raises(Interrupted, match="the same command goes on"):
+        tune(config, csv_path=Path("trials.csv"), callbacks=[epochs_begun, InterruptAt(tau, epoch)])
     assert [row["state"] for row in rows_of(Path("trials.csv"))] == ["complete", "waiting"]
-    after = tune(config)
+    after = tune(config, callbacks=[epochs_begun])
     assert [(trial.state, trial.epochs) for trial in after.trials] == [("complete", EPOCHS)] * 2
     broken_off = [(1.0, 1)] if tau == 1.0 else []  # after its first step
-    assert epochs_begun == [(0.1, 0), (0.1, 1), (1.0, 0), *broken_off, (1.0, 1)]
+    assert epochs_begun.noted == [(0.1, 0), (0.1, 1), (1.0, 0), *broken_off, (1.0, 1)]
 
 
-def test_fewer_trials_than_were_begun_are_those_of_the_beginning(
-    config: RunConfig, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_fewer_trials_than_were_begun_are_those_of_the_beginning(config: RunConfig) -> None:
     """It once asked for the same trial for ever, as another one had come before it."""
-
-    def stopped(trainer: Trainer) -> None:
-        raise Interrupted
-
-    with monkeypatch.context() as patched:
-        patched.setattr(Trainer, "fit", stopped)
-        with pytest.raises(Interrupted):
-            tune(config)  # its first trial is given back, to the end of the queue
+    with pytest.raises(Interrupted):
+        tune(config, callbacks=[raising(Interrupted())])  # its first trial is given back, to the end of the queue
     found = [(trial.state, trial.settings["loss.tau"]) for trial in tune(config, trials=1).trials]
     assert found == [("complete", 0.1)]
     assert {(trial.state, trial.settings["loss.tau"]) for trial in tune(config).trials} == {
@@ -492,18 +509,13 @@ def test_a_run_on_other_images_is_no_trial_of_a_new_study(config: RunConfig) -> 
         tune(mine)
 
 
-def test_a_study_that_has_measured_nothing_takes_any_images(config: RunConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_study_that_has_measured_nothing_takes_any_images(config: RunConfig) -> None:
     arrays = dict(np.load(config.data.root))
     np.savez("mine.npz", **arrays)
     mine = replace(config, data=replace(config.data, root="mine.npz"))
 
-    def fails(trainer: Trainer, stop: Any) -> bool:
-        raise ShortlistError("an image cannot be read")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Trainer, "_train_epoch", fails)
-        with pytest.raises(ShortlistError, match="an image cannot be read"):
-            tune(mine)
+    with pytest.raises(ShortlistError, match="an image cannot be read"):
+        tune(mine, callbacks=[raising(ShortlistError("an image cannot be read"))])
     np.savez("mine.npz", **arrays | {"train_x": 2 * arrays["train_x"]})
     assert [trial.state for trial in tune(mine).trials] == ["complete"] * 2
 
@@ -518,15 +530,10 @@ def test_the_journals_lock_leads_to_the_journal(tmp_path: Path, monkeypatch: pyt
     storage._backend._lock.release()
 
 
-def test_a_database_that_disappears_is_told_in_a_line(config: RunConfig, monkeypatch: pytest.MonkeyPatch) -> None:
-    def deleted(trainer: Trainer) -> None:
-        Path("study.db").write_bytes(b"no database any more" * 1000)
-        fit(trainer)
-
-    fit = Trainer.fit
-    monkeypatch.setattr(Trainer, "fit", deleted)
+def test_a_database_that_disappears_is_told_in_a_line(config: RunConfig) -> None:
+    deleted = At(start=lambda: Path("study.db").write_bytes(b"no database any more" * 1000))
     with pytest.raises(ShortlistError, match=r"^the storage sqlite:///study\.db cannot be used: [^\n]*$"):
-        tune(config, storage="sqlite:///study.db")
+        tune(config, storage="sqlite:///study.db", callbacks=[deleted])
 
 
 def test_half_a_line_in_the_journal_does_not_spoil_it(config: RunConfig) -> None:
@@ -600,15 +607,11 @@ def test_processes_that_share_a_storage_share_the_trials_and_take_over_those_of_
 def test_a_trial_of_another_machine_is_left_alone_until_it_counts_as_lost(
     config: RunConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def killed(self: Trainer, stop: Any) -> bool:
-        raise SystemExit  # stands for a death: the trial is not given back
-
     with monkeypatch.context() as patched:
-        patched.setattr(Trainer, "_train_epoch", killed)
         patched.setattr(tuning._Search, "_give_back", lambda *_: None)
         patched.setattr(tuning, "_host", lambda: "elsewhere-")
-        with pytest.raises(SystemExit):
-            tune(config)
+        with pytest.raises(SystemExit):  # stands for a death: the trial is not given back
+            tune(config, callbacks=[raising(SystemExit())])
     assert [trial.state for trial in tune(config).trials] == ["running", "complete"]
     two_hours_later = time.time() + 2 * 3600
     monkeypatch.setattr(tuning, "time", SimpleNamespace(time=lambda: two_hours_later))
@@ -634,19 +637,12 @@ def test_settings_that_do_not_fit_the_data_end_their_trials_and_not_the_study(co
             assert not trial.folder.exists()
 
 
-def test_data_that_gets_lost_is_not_blamed_on_a_trial(config: RunConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_data_that_gets_lost_is_not_blamed_on_a_trial(config: RunConfig) -> None:
     data = Path("here.npz")
     data.symlink_to(config.data.root)
-    here, fit = replace(config, data=replace(config.data, root=str(data))), Trainer.fit
-
-    def lost_afterwards(trainer: Trainer) -> None:
-        fit(trainer)
-        data.unlink()
-
-    with monkeypatch.context() as patched:
-        patched.setattr(Trainer, "fit", lost_afterwards)
-        with pytest.raises(ShortlistError, match=r"there is no file here\.npz"):
-            tune(here, csv_path=Path("trials.csv"))
+    here = replace(config, data=replace(config.data, root=str(data)))
+    with pytest.raises(ShortlistError, match=r"there is no file here\.npz"):
+        tune(here, csv_path=Path("trials.csv"), callbacks=[At(end=data.unlink)])
     assert [row["state"] for row in rows_of(Path("trials.csv"))] == ["complete", "waiting"]
     data.symlink_to(config.data.root)
     assert [trial.state for trial in tune(here).trials] == ["complete"] * 2
@@ -676,14 +672,14 @@ def test_settings_of_a_sample_are_drawn_independently(config: RunConfig) -> None
     assert len(set(found.trials[0].settings.values())) == 3
 
 
-def test_pruning_ends_what_is_worse_than_the_median(config: RunConfig, epochs_begun: list[Any]) -> None:
+def test_pruning_ends_what_is_worse_than_the_median(config: RunConfig, epochs_begun: EpochsBegun) -> None:
     longer = replace(config, train=replace(config.train, epochs=4))
     rates = "optim.lr=0.05,0.04,0.03,0.02,0"  # the last cannot learn
-    found = tune(longer, grid="given", search=[rates], prune=True)
+    found = tune(longer, grid="given", search=[rates], prune=True, callbacks=[epochs_begun])
     assert [trial.state for trial in found.trials] == ["complete"] * 4 + ["pruned"]
     assert found.trials[-1].note == "pruned after epoch 2"
     assert found.ranking[-1].number < 4
-    assert len(epochs_begun) == 4 * 4 + 2
+    assert len(epochs_begun.noted) == 4 * 4 + 2
 
 
 def test_what_is_listed_is_not_overwritten_by_older_news(config: RunConfig, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -709,36 +705,44 @@ def test_of_trials_that_differ_by_rounding_the_first_is_ahead(config: RunConfig,
     assert [trial.number for trial in Findings(config, (), trials, tmp_path).ranking] == [2, 3, 0, 1]
 
 
-def _work_together(config: RunConfig, storage: str) -> None:
-    """Three processes, each with a trial of its own at first; one dies in it, before the others end theirs."""
-    original_train, original_end = Trainer._train_epoch, Trainer._end_epoch
-    search, dead = ["loss.tau=" + ",".join(map(str, TEMPERATURES))], Path("dead")
+class Begun(Callback):
+    """Writes down each epoch that is begun, and that this process is at work."""
 
-    def train_and_note(self: Trainer, stop: Any) -> bool:
-        with Path("begun").open("a") as file:
-            file.write(f"{self.config.loss.settings()['tau']} {self.at.epoch}\n")
-        Path(f"at-work-{os.getpid()}").touch()
-        return original_train(self, stop)
+    def on_step(self, trainer: Trainer) -> None:
+        if trainer.position.step == 1:
+            with Path("begun").open("a") as file:
+                file.write(f"{trainer.config.loss.settings()['tau']} {trainer.position.epoch}\n")
+            Path(f"at-work-{os.getpid()}").touch()
 
-    def end_and_die(self: Trainer) -> None:
-        original_end(self)
+
+class Die(Callback):
+    """By a kill, when the first epoch is on disk."""
+
+    def on_checkpoint(self, trainer: Trainer) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
-    def wait_and_end(self: Trainer) -> None:
-        while not dead.exists() or len(list(Path().glob("at-work-*"))) < 3:
-            time.sleep(0.01)
-        original_end(self)
 
-    def child(end_epoch: Any) -> int:
+class WaitForTheDead(Callback):
+    """Ends no epoch before one process is dead and all three have begun."""
+
+    def on_validation(self, trainer: Trainer, evaluation: Evaluation) -> None:
+        while not Path("dead").exists() or len(list(Path().glob("at-work-*"))) < 3:
+            time.sleep(0.01)
+
+
+def _work_together(config: RunConfig, storage: str) -> None:
+    """Three processes, each with a trial of its own at first; one dies in it, before the others end theirs."""
+    search, dead = ["loss.tau=" + ",".join(map(str, TEMPERATURES))], Path("dead")
+
+    def child(callback: Callback) -> int:
         # Forking before torch has started any thread is safe, and saves an import for each process.
         pid = os.fork()
         if pid == 0:
-            Trainer._train_epoch, Trainer._end_epoch = train_and_note, end_epoch  # type: ignore[method-assign]
-            tune(config, search=search, storage=storage, csv_path=Path("trials.csv"))
+            tune(config, search=search, storage=storage, csv_path=Path("trials.csv"), callbacks=[Begun(), callback])
             os._exit(0)
         return pid
 
-    doomed, *others = [child(end_epoch) for end_epoch in (end_and_die, wait_and_end, wait_and_end)]
+    doomed, *others = [child(callback) for callback in (Die(), WaitForTheDead(), WaitForTheDead())]
     ends = [os.waitpid(doomed, 0)[1]]
     dead.touch()
     ends += [os.waitpid(pid, 0)[1] for pid in others]

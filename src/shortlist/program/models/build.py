@@ -13,7 +13,7 @@ from shortlist.program.text import did_you_mean
 
 
 class Classifier(nn.Module):
-    """Features of a backbone, scored by a linear or cosine layer."""
+    """A backbone and a linear or cosine layer that scores its features."""
 
     def __init__(self, backbone: nn.Module, num_features: int, num_classes: int, *, cosine: bool) -> None:
         super().__init__()
@@ -22,7 +22,7 @@ class Classifier(nn.Module):
 
     def forward(self, inputs: Tensor) -> Tensor:
         features = self.backbone(inputs)
-        # Scores in bfloat16 would be rounded to steps as large as the noise and the margins that live on them.
+        # Scores in bfloat16 would be rounded to steps as large as the noise and the margins of the losses.
         with torch.autocast(features.device.type, enabled=False):
             scores: Tensor = self.head(features.float())
         return scores
@@ -52,18 +52,18 @@ def build_model(config: ModelConfig, input_shape: tuple[int, ...], num_classes: 
     return Classifier(backbone, num_features, num_classes, cosine=config.head == "cosine")
 
 
-def load_weights(model: nn.Module, weights: Any, misfit: str) -> None:
-    """Give a network its weights; a ``ShortlistError`` with this message if they are another network's."""
+def load_weights(model: nn.Module, weights: Any, error: str) -> None:
+    """Load a state dict, or raise a ``ShortlistError`` with this message if it belongs to another network."""
     try:
         model.load_state_dict(weights)
-    except (AttributeError, RuntimeError, TypeError):  # its message lists every layer
-        raise ShortlistError(misfit) from None
+    except (AttributeError, RuntimeError, TypeError):  # torch's message lists every layer
+        raise ShortlistError(error) from None
 
 
 def glyphnet(channels: int) -> nn.Sequential:
     """A network small enough to learn on two cores.
 
-    Normalised over groups of channels, not over the batch: it computes the same whatever the batch is cut into.
+    It normalises over groups of channels, not over the batch, so that cutting a batch into parts changes nothing.
     """
     layers: list[nn.Module] = []
     for width, stride in ((32, 2), (64, 2), (128, 1)):
@@ -81,21 +81,20 @@ def _from_timm(config: ModelConfig, input_shape: tuple[int, ...]) -> tuple[nn.Mo
         raise ShortlistError(f"model.name must be a network of shortlist or timm, got {config.name!r}{hint}")
     try:
         backbone = timm.create_model(config.name, pretrained=config.pretrained, num_classes=0, in_chans=input_shape[0])
-    except Exception as wrong:
+    except Exception as error:  # no connection, no such weights, a full disk: the hub can fail in many ways
         if not config.pretrained:
-            raise ShortlistError(f"model.name = {config.name} cannot be built by timm: {wrong}") from wrong
-        # No network, no such weights, a full disk: the hub and its cache fail in every way there is.
+            raise ShortlistError(f"model.name = {config.name} cannot be built by timm: {error}") from error
         raise ShortlistError(
-            f"the pre-trained weights of {config.name} could not be had ({type(wrong).__name__}: {wrong}); "
-            "model.pretrained can be switched off with --model.no-pretrained"
-        ) from wrong
+            f"the pre-trained weights of {config.name} could not be loaded ({type(error).__name__}: {error}); "
+            "--model.no-pretrained trains without them"
+        ) from error
     was_training = backbone.training
     try:
-        with torch.no_grad():  # some of timm's networks end wider or narrower than their num_features
+        with torch.no_grad():  # the features of some timm networks are not as wide as their num_features
             num_features = backbone.eval()(torch.zeros(1, *input_shape)).shape[-1]
-    except (RuntimeError, AssertionError, ValueError) as wrong:
-        own: dict[str, Any] = getattr(backbone, "default_cfg", {})
-        hint = f"; it was made for --data.image-size {own['input_size'][-1]}" if "input_size" in own else ""
+    except (RuntimeError, AssertionError, ValueError) as error:
+        defaults: dict[str, Any] = getattr(backbone, "default_cfg", {})
+        hint = f"; it was made for --data.image-size {defaults['input_size'][-1]}" if "input_size" in defaults else ""
         size = " x ".join(map(str, input_shape[1:]))
-        raise ShortlistError(f"{config.name} cannot take images of {size} ({wrong}){hint}") from wrong
+        raise ShortlistError(f"{config.name} cannot take images of {size} ({error}){hint}") from error
     return backbone.train(was_training), num_features

@@ -1,74 +1,58 @@
-"""Training that counts the non-zero coordinates of the gradient of the loss in the scores."""
-
-from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
+"""Counts of the non-zero coordinates of the gradient of the loss in the scores, over a training."""
 
 import torch
 from torch import Tensor, nn
 
 from shortlist.errors import ShortlistError
-from shortlist.program.config import RunConfig
 from shortlist.program.runs.checks import is_whole
 from shortlist.program.runs.folder import RunFolder
 from shortlist.program.runs.records import read_classes
-from shortlist.program.training.loop import Interrupted, Trainer, make_fabric, run_to_the_end
+from shortlist.program.training.callbacks import Callback
+from shortlist.program.training.loop import Trainer
 
 COUNTS = "gradients.json"
 """In the run folder: how many coordinates were not zero, and of how many images."""
 
 
-class CountingLoss(nn.Module):
-    """A loss that looks at the gradient it sends back to the scores; what it computes stays as it was.
+class GradientCounts(Callback):
+    """Counts the non-zero coordinates of the gradient that a loss sends back to the scores.
+
+    The counts are kept in the run folder with each checkpoint, so that a resumed run goes on counting.
 
     Example:
         >>> scores = torch.tensor([[2.0, 1.0, 0.0]], requires_grad=True)
-        >>> loss = CountingLoss(nn.MultiMarginLoss())
+        >>> loss, counts = nn.MultiMarginLoss(), GradientCounts()
+        >>> counts.watch(loss)
         >>> loss(scores, torch.tensor([1])).backward()
-        >>> loss.nonzero.item(), loss.images  # the label, and the one class within its margin
+        >>> counts.nonzero.item(), counts.images  # the label, and the one class within its margin
         (2, 1)
     """
 
-    nonzero: Tensor
-
-    def __init__(self, loss: nn.Module) -> None:
-        super().__init__()
-        self.loss = loss
-        self.register_buffer("nonzero", torch.zeros((), dtype=torch.int64))
+    def __init__(self) -> None:
+        self.nonzero = torch.zeros((), dtype=torch.int64)
         self.images = 0
 
-    def forward(self, scores: Tensor, target: Tensor) -> Tensor:
-        scores.register_hook(self._count)  # type: ignore[no-untyped-call]
-        loss: Tensor = self.loss(scores, target)
-        return loss
+    def watch(self, loss: nn.Module) -> None:
+        """Count the gradients of this loss."""
+        loss.register_forward_pre_hook(self._watch_scores)
+
+    def _watch_scores(self, loss: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        inputs[0].register_hook(self._count)  # type: ignore[no-untyped-call]
 
     def _count(self, gradient: Tensor) -> None:
         self.nonzero += gradient.count_nonzero()
         self.images += len(gradient)
 
+    def on_fit_start(self, trainer: Trainer) -> None:
+        if (trainer.run.path / COUNTS).exists():
+            nonzero, self.images = _read_counts(trainer.run)
+            self.nonzero += nonzero
+        self.nonzero = self.nonzero.to(trainer.fabric.device)
+        self.on_checkpoint(trainer)
+        self.watch(trainer.parts.loss)
 
-def train_and_count(config: RunConfig, *, folder: Path, resume: bool, quiet: bool) -> RunFolder:
-    """As ``shortlist.program.training.loop.train`` on one device, and leave the counts in the run folder."""
-    run = RunFolder(folder)
-    trainer = Trainer(config, make_fabric(config), run, quiet=quiet)
-    criterion = trainer.criterion = CountingLoss(trainer.criterion).to(trainer.fabric.device)
-    return run_to_the_end(trainer, resume=resume, while_fitting=_counts_kept(criterion, run))
-
-
-@contextmanager
-def _counts_kept(criterion: CountingLoss, run: RunFolder) -> Iterator[None]:
-    """In the run folder, beside the checkpoints: a run that was stopped goes on counting."""
-    if (run.path / COUNTS).exists():
-        nonzero, criterion.images = _read_counts(run)
-        criterion.nonzero += nonzero
-    stopped = None
-    try:
-        yield
-    except Interrupted as interrupted:
-        stopped = interrupted
-    run.write_json(COUNTS, {"nonzero": int(criterion.nonzero), "images": criterion.images})
-    if stopped:
-        raise stopped
+    def on_checkpoint(self, trainer: Trainer) -> None:
+        trainer.run.write_json(COUNTS, {"nonzero": int(self.nonzero), "images": self.images})
 
 
 def nonzero_gradients(run: RunFolder) -> float:
@@ -86,4 +70,4 @@ def _read_counts(run: RunFolder) -> tuple[int, int]:
     try:
         return counts["nonzero"], counts["images"]
     except KeyError as missing:
-        raise ShortlistError(f"{run.path / COUNTS} is damaged: it has no entry {missing}") from None
+        raise run.damaged(COUNTS, f"it has no entry {missing}") from None

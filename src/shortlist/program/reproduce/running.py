@@ -15,10 +15,11 @@ from shortlist.program.atomic_files import locked
 from shortlist.program.config import RunConfig
 from shortlist.program.reproduce import Scale, tiny_data
 from shortlist.program.reproduce.experiment import EPOCH_SECONDS, NONZERO_GRADIENTS, Cell, Experiment
-from shortlist.program.reproduce.gradients import train_and_count
+from shortlist.program.reproduce.gradients import GradientCounts
 from shortlist.program.reproduce.results import Result, results_file, results_of, runs_of, update_results
 from shortlist.program.runs.folder import FinishedError, InUseError, RunFolder, default_folder
 from shortlist.program.text import counted
+from shortlist.program.training.callbacks import Callback
 from shortlist.program.training.loop import DivergedError, Interrupted, train
 
 # If this many runs at the start fail with one message, the others are skipped.
@@ -35,6 +36,7 @@ def reproduce(
     results: Path = Path("results"),
     say: Callable[[str], None] = lambda message: None,
     quiet: bool = False,
+    callbacks: Sequence[Callback] = (),
 ) -> tuple[list[Result], list[str]]:
     """Train what is not yet trained, and update the experiment's file of results after each run.
 
@@ -50,6 +52,7 @@ def reproduce(
         results: Folder of the CSV files.
         say: Called with a line for each run.
         quiet: Do not show the progress of training.
+        callbacks: Of every training.
 
     Returns:
         All results of the file, and a message for each cause of failure.
@@ -72,7 +75,7 @@ def reproduce(
                 name = f"[{number}/{len(jobs)}] {experiment.name} {cell.label}, seed {seed}"
                 try:
                     config = replace(experiment.config(cell, scale, runs_root), seed=seed)
-                    run, is_new = _finished(experiment, config, runs_root, quiet=quiet)
+                    run, is_new = _finished(experiment, config, runs_root, quiet, callbacks)
                     described = _described(experiment, cell, scale, run, runs_root)
                     say(f"{name}: {described}{'' if is_new else ' (finished before)'}")
                     if is_new:
@@ -100,7 +103,9 @@ def reproduce(
     return everything, _explained(experiment, failures, len(jobs))
 
 
-def _finished(experiment: Experiment, config: RunConfig, runs_root: Path, *, quiet: bool) -> tuple[RunFolder, bool]:
+def _finished(
+    experiment: Experiment, config: RunConfig, runs_root: Path, quiet: bool, callbacks: Sequence[Callback]
+) -> tuple[RunFolder, bool]:
     """The finished run of a configuration, and whether it was trained now."""
     for run in runs_of(config, runs_root):
         if run.config.seed == config.seed:
@@ -108,9 +113,9 @@ def _finished(experiment: Experiment, config: RunConfig, runs_root: Path, *, qui
     folder = default_folder(config, runs_root)
     RunFolder(folder).check_free()
     free_earlier_runs(config)
-    train_run = train_and_count if NONZERO_GRADIENTS in experiment.metrics else train
+    counts = [GradientCounts()] if NONZERO_GRADIENTS in experiment.metrics else []
     try:
-        return train_run(config, folder=folder, resume=True, quiet=quiet), True
+        return train(config, folder=folder, resume=True, quiet=quiet, callbacks=[*counts, *callbacks]), True
     except FinishedError:  # another process has finished it in the meantime
         return RunFolder(folder), False
 

@@ -1,4 +1,4 @@
-"""Scores on a split: every image counted exactly once, on any number of ranks."""
+"""Evaluation on a split: every image counts exactly once, on any number of ranks."""
 
 import csv
 import io
@@ -14,23 +14,23 @@ from shortlist.errors import ShortlistError
 from shortlist.metrics import TopKMetrics, scores_above
 from shortlist.program.data.base import Problem, Split, evaluation_plan
 from shortlist.program.data.catalogue import load_problem
-from shortlist.program.models.build import build_model, load_weights
 from shortlist.program.runs.folder import RunFolder
+from shortlist.program.runs.model import load_model
 from shortlist.program.runs.records import refuse_other_data
 from shortlist.program.text import spreadsheet_cell
-from shortlist.program.training.device import autocast, pick_device
+from shortlist.program.training.predict import autocast, pick_device
 
 _FEWEST_SUGGESTIONS_KEPT = 10
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What a network does on a split."""
+    """Accuracy and suggestions of a network on a split."""
 
     metrics: dict[str, float | None]
     """As ``TopKMetrics.compute``; None for a mean over no class."""
     per_class: dict[int, Tensor]
-    """For each K the accuracy of each class, NaN where it does not occur."""
+    """For each K the accuracy of each class, NaN for a class without images."""
     seen: Tensor
     """Images of each class."""
     labels: Tensor
@@ -40,16 +40,16 @@ class Evaluation:
     scores: Tensor
     """``(N, S)`` their scores."""
     above: Tensor
-    """``(N,)`` how many scores are above the label's: fewer than K, and the image is correct at K."""
+    """``(N,)`` number of scores above the label's: the image is correct at K if it is below K."""
 
     @property
     def predictions(self) -> dict[str, Tensor]:
-        """What is worth keeping of each image."""
+        """What a run keeps of each image."""
         return {"labels": self.labels, "suggestions": self.suggestions, "scores": self.scores, "above": self.above}
 
     @property
     def ties(self) -> str:
-        """A remark if there are images that are correct by a tie alone."""
+        """A remark if some images are correct only because of a tie, or else nothing."""
         shares = {k: self.metrics[f"tied_top{k}"] for k in self.per_class}
         tied = ", ".join(f"{share:.2%} at K = {k}" for k, share in shares.items() if share)
         return f"correct only by a tie with the K-th best score: {tied} of the images" if tied else ""
@@ -62,7 +62,7 @@ class Evaluation:
         columns = zip(problem.classes, problem.class_counts.tolist(), self.seen.tolist(), strict=True)
         for index, (name, in_training, here) in enumerate(columns):
             accuracy = [f"{values[index].item():.6f}" if here else "" for values in self.per_class.values()]
-            as_text = name.encode(errors="backslashreplace").decode()  # a folder may be called by what is no text
+            as_text = name.encode(errors="backslashreplace").decode()  # folder names may not be valid UTF-8
             writer.writerow([index, spreadsheet_cell(as_text), in_training, here, *accuracy])
         return text.getvalue()
 
@@ -79,10 +79,10 @@ def evaluate(
     rank: int = 0,
     world_size: int = 1,
 ) -> Evaluation:
-    """Count this rank's share, then add up the shares."""
+    """Evaluate this rank's share of the images, then add up the shares."""
     metrics = TopKMetrics(len(problem.classes), ks, problem.class_counts, sync_on_compute=False).to(device)
     kept = min(max(_FEWEST_SUGGESTIONS_KEPT, *ks), len(problem.classes))
-    # Zero where this rank has nothing to say, so that a sum over ranks puts each image's row in its place.
+    # Zero for the images of other ranks, so that a sum over ranks gives each image its row.
     read = torch.zeros(len(split), dtype=torch.int64, device=device)
     labels = torch.zeros_like(read)
     suggestions = torch.zeros(len(split), kept, dtype=torch.int64, device=device)
@@ -122,7 +122,7 @@ def evaluate(
 def evaluate_run(
     run: RunFolder, *, split: str = "test", ks: Sequence[int] = (), root: str = "", device: str = "auto"
 ) -> tuple[Evaluation, Problem]:
-    """The best weights of a run on one of its splits, read anew.
+    """Evaluate the best weights of a run on one of its splits.
 
     Args:
         run: The run.
@@ -135,16 +135,13 @@ def evaluate_run(
         raise ShortlistError(f"split must be train, val or test, got {split!r}")
     config = run.config
     if not root and config.data.root and not Path(config.data.root).expanduser().exists():
-        raise ShortlistError(f"the data of {run.path} is not at {config.data.root}: say by --root where it is")
+        raise ShortlistError(f"the data of {run.path} is not at {config.data.root}: say with --root where it is now")
     problem = load_problem(replace(config.data, root=root or config.data.root))
     refuse_other_data(problem, run)
-    model = build_model(replace(config.model, pretrained=False), problem.input_shape, len(problem.classes))
-    size = " x ".join(map(str, problem.input_shape))
-    misfit = f"{run.path}/best.safetensors does not fit the network of config.json for inputs of {size}"
-    load_weights(model, run.load_best(), f"{misfit}: it was trained on other data, or a file of the run is damaged")
     where = pick_device(device)
+    model = load_model(run, problem.input_shape).to(where)
     batch_size = config.train.eval_batch_size
     ks = ks or config.all_ks
     with autocast(config.train.precision, where):
-        result = evaluate(model.to(where), problem, problem.split(split), ks, device=where, batch_size=batch_size)
+        result = evaluate(model, problem, problem.split(split), ks, device=where, batch_size=batch_size)
     return result, problem

@@ -1,7 +1,7 @@
-"""K suggestions for images that a user brings, from a run folder alone."""
+"""K suggestions for new images, from a run folder alone."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -10,10 +10,9 @@ from torch import Tensor
 from shortlist.errors import ShortlistError
 from shortlist.program.data.image_folder import files_below
 from shortlist.program.data.image_io import SUFFIXES, evaluation_transform, read_image
-from shortlist.program.models.build import build_model, load_weights
 from shortlist.program.runs.folder import RunFolder
+from shortlist.program.runs.model import load_model
 from shortlist.program.runs.records import read_classes, read_preprocess
-from shortlist.program.training.device import autocast, pick_device
 
 _AT_ONCE = 64
 
@@ -25,36 +24,31 @@ class Suggestion:
 
 
 class Predictor:
-    """The best weights of a run, ready for new images, which it sees as the run's evaluation saw its own.
+    """The best weights of a run, for new images. They are preprocessed as in the run's own evaluation.
 
     Args:
-        run: A run with at least one epoch done.
+        run: A run with at least one finished epoch.
         device: Where to compute.
     """
 
     def __init__(self, run: RunFolder, device: str = "auto") -> None:
         if run.config.data.name == "embeddings":
             raise ShortlistError(f"{run.path} was trained on embeddings, not images: it cannot suggest for images")
-        weights = run.load_best()  # a run without them may lack the other files too
-        self.preprocess, self.classes = read_preprocess(run), read_classes(run).names
         self.device, self.precision = pick_device(device), run.config.train.precision
-        shape = (self.preprocess.channels, self.preprocess.crop, self.preprocess.crop)
-        config = replace(run.config.model, pretrained=False)  # the run's own weights follow
-        self.model = build_model(config, shape, len(self.classes)).to(self.device).eval()
-        files = "config.json, classes.json and preprocess.json beside it"
-        misfit = f"{run.path}/best.safetensors does not fit the network of {files}: one of the files is damaged"
-        load_weights(self.model, weights, misfit)
+        self.model = load_model(run).to(self.device).eval()
+        self.preprocess, self.classes = read_preprocess(run), read_classes(run).names
 
     @torch.inference_mode()
     def suggest(
         self, paths: Sequence[Path], k: int, on_unreadable: Callable[[ShortlistError], None] | None = None
     ) -> Iterator[tuple[Path, list[Suggestion]]]:
-        """For each image file its ``k`` best classes, the best first.
+        """The ``k`` best classes of each image file, best first.
 
         Args:
             paths: The files.
             k: How many classes.
-            on_unreadable: Is told what is wrong with a file, which is then left out; by default that is raised.
+            on_unreadable: Called with the error of each unreadable file, which is then left out; by default the error
+                is raised.
         """
         if not 1 <= k <= len(self.classes):
             raise ShortlistError(f"k must be in [1, {len(self.classes)}] for {len(self.classes)} classes, got {k}")
@@ -66,10 +60,10 @@ class Predictor:
                 try:
                     images.append(transform(read_image(path, self.preprocess.channels)))
                     readable.append(path)
-                except ShortlistError as wrong:
+                except ShortlistError as error:
                     if on_unreadable is None:
                         raise
-                    on_unreadable(wrong)
+                    on_unreadable(error)
             if not images:
                 continue
             with autocast(self.precision, self.device):
@@ -80,7 +74,7 @@ class Predictor:
 
 
 def image_files(paths: Sequence[Path]) -> tuple[list[Path], list[Path]]:
-    """Files as they are, and all images below folders, in the order of their names; and what else lies there."""
+    """The given files and all images below the given folders, by name; and the other files in these folders."""
     found: list[Path] = []
     others: list[Path] = []
     for path in paths:
@@ -88,14 +82,32 @@ def image_files(paths: Sequence[Path]) -> tuple[list[Path], list[Path]]:
             before = len(found)
             files, special = files_below(path)
             others += special
-            for each in files:
-                (found if each.suffix.lower() in SUFFIXES else others).append(each)
+            for file in files:
+                (found if file.suffix.lower() in SUFFIXES else others).append(file)
             if len(found) == before:
                 raise ShortlistError(f"there is no image in {path}")
         elif path.is_file():
             found.append(path)
         elif path.exists():
-            raise ShortlistError(f"{path} is no regular file, so it is no image")
+            raise ShortlistError(f"{path} is not an image: it is no regular file")
         else:
             raise ShortlistError(f"there is no file {path}")
     return found, others
+
+
+def pick_device(name: str) -> torch.device:
+    """The named device; ``auto`` takes a GPU if there is one."""
+    if name == "auto":
+        if torch.cuda.is_available():
+            return torch.device("cuda")
+        return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
+    try:
+        return torch.empty(0, device=name).device
+    except (RuntimeError, AssertionError) as error:
+        raise ShortlistError(f"device must be auto or one of this machine's, got {name!r}: {error}") from None
+
+
+def autocast(precision: str, device: torch.device) -> torch.autocast:
+    """The arithmetic of a run with this ``train.precision``, for use outside its training."""
+    half = torch.float16 if precision == "16-mixed" and device.type != "cpu" else torch.bfloat16
+    return torch.autocast(device.type, half, enabled=precision != "32-true")

@@ -48,7 +48,10 @@ from shortlist.program.runs.folder import InUseError, RunFolder, default_folder
 from shortlist.program.runs.records import refuse_other_data, refuse_other_training_images
 from shortlist.program.seeds import mix_seed
 from shortlist.program.text import spreadsheet_cell
-from shortlist.program.training.loop import DivergedError, Interrupted, Trainer, epochs_done, make_fabric
+from shortlist.program.training.build import build
+from shortlist.program.training.callbacks import Callback
+from shortlist.program.training.checkpoint import epochs_done
+from shortlist.program.training.loop import DivergedError, Interrupted, Trainer
 from shortlist.program.tuning.space import Axis, Grid, Settings, grid_points, search_axes
 from shortlist.program.tuning.storage import open_storage, storage_explained
 
@@ -149,6 +152,7 @@ def tune(
     csv_path: Path | None = None,
     lost_after: float = 24.0,
     say: Callable[[str], None] = lambda message: None,
+    callbacks: Sequence[Callback] = (),
 ) -> Findings:
     """Search settings by the validation images, and leave a run folder for each trial; the test images stay unseen.
 
@@ -166,6 +170,7 @@ def tune(
         csv_path: Where to list the trials; by default beside the default storage.
         lost_after: Hours without a word after which a trial of another machine counts as killed.
         say: Is told what goes on.
+        callbacks: Of every training.
 
     Raises:
         ShortlistError: Bad arguments, data or settings; a storage that cannot be used.
@@ -189,7 +194,7 @@ def tune(
     say(f"study {name}: {_described(axes)}, by {config.select_metric} on the validation images")
     failures = (StorageInternalError, SQLAlchemyError)
     with storage_explained(storage or str(folder), *failures), _at_work(folder / "workers") as worker:
-        part = _Search(study, config, axes, trials, worker, folder / "workers", lost_after, say)
+        part = _Search(study, config, axes, trials, worker, folder / "workers", lost_after, say, callbacks)
         csv_path = csv_path or folder / f"{name}.csv"
         _write_findings(study, config, axes, csv_path)  # where that cannot be, better now than after a trial
         try:
@@ -243,7 +248,9 @@ class _Search:
         workers: Path,
         lost_after: float,
         say: Callable[[str], None],
+        callbacks: Sequence[Callback],
     ) -> None:
+        self._callbacks = callbacks
         self._study, self._config, self._worker, self._workers, self._say = study, config, worker, workers, say
         self._points = grid_points(axes)[:trials]
         self._wanted = len(self._points) or trials or _SAMPLED_BY_DEFAULT
@@ -335,7 +342,7 @@ class _Search:
         else:
             if torch.cuda.is_available():
                 gc.collect()  # the trainer before this one holds itself in a circle, and GPU memory with it
-            trainer = self._trainer(config, run, lambda: report_new_epochs(trainer.at.lines))
+            trainer = self._trainer(config, run, _EpochReport(report_new_epochs))
             problem = trainer.problem
             self._refuse_other_images(problem)
             try:
@@ -364,17 +371,15 @@ class _Search:
                 "anew in another working folder"
             )
 
-    def _trainer(self, config: RunConfig, run: RunFolder, after_epoch: Callable[[], None]) -> Trainer:
-        def built(config: RunConfig) -> Trainer:
-            return Trainer(config, make_fabric(config), run, quiet=True, after_epoch=after_epoch)
-
+    def _trainer(self, config: RunConfig, run: RunFolder, report: Callback) -> Trainer:
         try:
-            return built(config)
+            parts = build(config, run.path)
         except ShortlistError as wrong:
             with suppress(ShortlistError):
-                built(self._config)  # which fails, too, unless the trial's own settings are to blame
+                build(self._config, run.path)  # which fails, too, unless the trial's own settings are to blame
                 raise TrialPruned(str(wrong)) from wrong
             raise
+        return Trainer(parts, run, quiet=True, callbacks=[report, *self._callbacks])
 
     def _queue_missing_points(self) -> None:
         present = [_settings(trial) for trial in _living(self._study)]
@@ -404,6 +409,17 @@ class _Search:
             return
         if len(settings) == len(self._distributions):  # else it was killed before it had got its settings
             self._study.enqueue_trial(dict(settings), user_attrs={_SETTINGS: dict(settings)})
+
+
+class _EpochReport(Callback):
+    """Tells the study of each epoch that is on disk."""
+
+    def __init__(self, report: Callable[[Sequence[Mapping[str, Any]]], None]) -> None:
+        self._report = report
+
+    def on_checkpoint(self, trainer: Trainer) -> None:
+        if trainer.position.step == 0:
+            self._report(trainer.position.lines)
 
 
 class _SeededByTrial(BaseSampler):

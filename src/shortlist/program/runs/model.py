@@ -1,0 +1,39 @@
+"""The network of a run, with its best weights."""
+
+from dataclasses import replace
+
+from torch import nn
+
+from shortlist.program.models.build import Classifier, build_model, load_weights
+from shortlist.program.runs.folder import BEST, RunFolder
+from shortlist.program.runs.records import read_classes, read_preprocess
+
+
+def load_model(run: RunFolder, input_shape: tuple[int, ...] = ()) -> Classifier:
+    """Build the network of a run and load its best weights.
+
+    Args:
+        run: A run with at least one finished epoch.
+        input_shape: Shape of one input; by default that of the images in ``preprocess.json``.
+    """
+    weights = run.load_best()  # first: a run without weights may lack the other files too
+    if not input_shape:
+        preprocess = read_preprocess(run)
+        input_shape = (preprocess.channels, preprocess.crop, preprocess.crop)
+    config = replace(run.config.model, pretrained=False)  # the run's own weights replace them
+    model = build_model(config, input_shape, len(read_classes(run).names))
+    load_weights(model, weights, _misfit(run, input_shape))
+    return model
+
+
+def load_best(model: nn.Module, run: RunFolder, input_shape: tuple[int, ...]) -> None:
+    """Load the best weights of a run into its network."""
+    load_weights(model, run.load_best(), _misfit(run, input_shape))
+
+
+def _misfit(run: RunFolder, input_shape: tuple[int, ...]) -> str:
+    size = " x ".join(map(str, input_shape))
+    return (
+        f"{run.path / BEST} does not fit the network of config.json for inputs of {size}: "
+        "a file of the run is damaged, or the data is not that of the run"
+    )

@@ -1,0 +1,131 @@
+"""The parts of a training, built once: device, data, network, loss, optimiser, step."""
+
+import logging
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import lightning_fabric
+import torch
+from lightning_fabric.strategies.ddp import DDPStrategy
+from torch import Tensor, nn
+from torch.optim import SGD, AdamW, Optimizer
+
+from shortlist.errors import ShortlistError
+from shortlist.ops.class_counts import size_groups
+from shortlist.program.config import OptimConfig, RunConfig
+from shortlist.program.data.base import Problem, training_plan
+from shortlist.program.data.catalogue import load_problem
+from shortlist.program.models.build import build_model
+from shortlist.program.seeds import mix_seed
+from shortlist.program.training.loss_factory import build_loss, refuse_cosines_without_scale, refuse_large_ks
+from shortlist.program.training.step import AUGMENT, INIT, ORDER, Step, scales_gradients
+
+
+@dataclass(frozen=True)
+class Parts:
+    """All that a training works with."""
+
+    config: RunConfig
+    fabric: lightning_fabric.Fabric
+    """Device, ranks and precision."""
+    problem: Problem
+    network: nn.Module
+    """As built: its state dict is what checkpoints and weight files hold."""
+    model: nn.Module
+    """The network as compiled and wrapped by fabric: the one to call."""
+    loss: nn.Module
+    optimizer: Optimizer
+    step: Step
+    steps: int
+    """Steps in an epoch."""
+
+    def batches(self, epoch: int, done: int = 0) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        """This rank's training batches of an epoch, without those of the first ``done`` steps."""
+        plan = _plan(self.config, self.fabric, self.problem, epoch)[done:]
+        augment_seed = None if self.config.data.augment == "none" else mix_seed(self.config.seed, AUGMENT, epoch)
+        return self.problem.train.batches([part for parts in plan for part in parts], self.fabric.device, augment_seed)
+
+
+def build(config: RunConfig, folder: Path) -> Parts:
+    """Build the parts of a run that will be written to ``folder``; nothing is written yet.
+
+    Raises:
+        ShortlistError: Data, settings or device that cannot be used.
+    """
+    fabric = _fabric(config)
+    refuse_cosines_without_scale(config)
+    problem = load_problem(config.data)
+    problem.refuse_run_folder(folder)
+    refuse_large_ks(config, len(problem.classes))
+    torch.manual_seed(mix_seed(config.seed, INIT))
+    network: nn.Module = build_model(config.model, problem.input_shape, len(problem.classes))
+    group = size_groups(problem.class_counts).get(config.select_metric.partition("_")[0])
+    if group is not None and not group[problem.val.labels].any():
+        raise undefined_metric(config)  # now, not after an epoch
+    # Label noise may empty a class. No image has its label, so the loss never uses its count.
+    loss = build_loss(config.loss, problem.class_counts.clamp(min=1)).to(fabric.device)
+    if config.train.sync_batchnorm and fabric.world_size > 1:
+        if fabric.device.type != "cuda":
+            raise ShortlistError("train.sync_batchnorm needs GPUs: torch has no such layer for CPUs")
+        network = nn.SyncBatchNorm.convert_sync_batchnorm(network)  # type: ignore[no-untyped-call]
+    if config.train.channels_last:
+        network = network.to(memory_format=torch.channels_last)
+    model: Any = torch.compile(network) if config.train.compile else network
+    fused = fabric.device.type == "cuda" and not scales_gradients(config)
+    model, optimizer = fabric.setup(model, build_optimizer(config.optim, model, fused=fused))
+    steps = len(_plan(config, fabric, problem, 0))
+    if steps == 0:
+        raise ShortlistError(
+            f"train.batch_size must leave at least one step: {len(problem.train)} training images, "
+            f"{fabric.world_size} ranks of {config.train.accumulate} parts"
+        )
+    step = Step(config, fabric, network, model, loss, optimizer, problem.train, steps)
+    return Parts(config, fabric, problem, network, model, loss, optimizer, step, steps)
+
+
+def undefined_metric(config: RunConfig) -> ShortlistError:
+    return ShortlistError(
+        f"train.select = {config.select_metric} is undefined: no such class among the validation images"
+    )
+
+
+def build_optimizer(config: OptimConfig, model: nn.Module, *, fused: bool) -> Optimizer:
+    options: dict[str, Any] = {"lr": config.lr, "weight_decay": config.weight_decay, "fused": fused or None}
+    if config.name == "adamw":
+        return AdamW(model.parameters(), betas=(config.momentum, 0.999), **options)
+    return SGD(model.parameters(), momentum=config.momentum, nesterov=config.momentum > 0, **options)
+
+
+def _fabric(config: RunConfig) -> lightning_fabric.Fabric:
+    """One device, or those that torchrun's variables describe."""
+    logging.getLogger("lightning_fabric").setLevel(logging.WARNING)  # its remarks are for programmers
+    world_size = int(os.environ.get("WORLD_SIZE", "1"))
+    local_size = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    try:
+        fabric = lightning_fabric.Fabric(
+            accelerator=config.train.device,
+            devices=local_size,
+            num_nodes=world_size // local_size,
+            # Buffers are shared before each evaluation: a rank without a validation image makes no forward pass.
+            strategy=DDPStrategy(broadcast_buffers=False) if world_size > 1 else "auto",
+            precision=config.train.precision,
+        )
+    except (RuntimeError, ValueError) as error:
+        raise ShortlistError(f"train.device = {config.train.device} cannot be used here: {error}") from error
+    fabric.launch()
+    return fabric
+
+
+def _plan(config: RunConfig, fabric: lightning_fabric.Fabric, problem: Problem, epoch: int) -> list[list[Tensor]]:
+    return training_plan(
+        len(problem.train),
+        config.train.batch_size,
+        config.train.accumulate,
+        mix_seed(config.seed, ORDER),
+        epoch,
+        fabric.global_rank,
+        fabric.world_size,
+    )

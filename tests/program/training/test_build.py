@@ -1,0 +1,36 @@
+"""Runs that are refused before anything is trained or written."""
+
+from pathlib import Path
+
+import pytest
+
+from shortlist import ShortlistError
+from shortlist.program.config import ModelConfig, TrainConfig
+from shortlist.program.losses import CrossEntropyConfig
+from shortlist.program.training.loop import train
+from tests.support.pictures import put_classes
+from tests.support.small_runs import photos_config, small_config, write_embeddings
+
+
+def test_a_metric_of_no_class_is_refused_before_training(tmp_path: Path) -> None:
+    settings = TrainConfig(epochs=2, batch_size=16, ks=(1, 3), device="cpu", select="many_top3")
+    data = write_embeddings(tmp_path / "few.npz", images=120)
+    with pytest.raises(ShortlistError, match=r"train\.select = many_top3 is undefined"):
+        train(small_config(data, train=settings), folder=tmp_path / "run", quiet=True)
+    assert not (tmp_path / "run").exists()
+
+
+def test_cosines_without_a_scale_are_refused(tmp_path: Path) -> None:
+    data = write_embeddings(tmp_path / "points.npz", images=20)
+    config = small_config(data, model=ModelConfig(name="none", head="cosine"), loss=CrossEntropyConfig())
+    with pytest.raises(ShortlistError, match=r"model\.head must be linear for cross_entropy"):
+        train(config, folder=tmp_path / "run", quiet=True)
+
+
+def test_a_run_is_no_class(tmp_path: Path) -> None:
+    put_classes(tmp_path / "photos", {"elm": 12, "owl": 12})
+    with pytest.raises(ShortlistError, match="the folder of the run, must not be in"):
+        train(photos_config(tmp_path / "photos"), folder=tmp_path / "photos" / "runs" / "first", quiet=True)
+    for part in ("train", "val"):
+        put_classes(tmp_path / "split" / part, {"elm": 12, "owl": 12})
+    assert train(photos_config(tmp_path / "split"), folder=tmp_path / "split" / "runs", quiet=True).finished
