@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from shortlist import ShortlistError
-from tests.torture.calls import LOSSES, OPERATORS, Call, Chance, TooSlowError, random_call, time_limit
 from tests.torture.cases import Outcome, Part
+from tests.torture.random_calls import LOSSES, OPERATORS, Call, Chance, TooSlowError, random_call, time_limit
 
 _SECONDS = 5
 NAMES = (*LOSSES, *OPERATORS, "class_margins")
