@@ -1,4 +1,4 @@
-"""A file is there whole, with its name, or not at all."""
+"""Files are written whole or not at all, and locks end with their process."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""Checkpoints with other content and a right checksum: not what a disk does to a file, but what a person can do."""
+"""Checkpoints with other content and a right checksum: not made by a failing disk, but by a person."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +14,7 @@ def newest_checkpoint(folder: Path) -> Path:
 
 
 def rewrite_newest(folder: Path, change: Callable[[Any], Any]) -> Path:
-    """Put what ``change`` makes of the newest training state in its place."""
+    """Replace the newest training state by what ``change`` makes of it."""
     path = newest_checkpoint(folder)
     state = torch.load(path, weights_only=True)
     path.unlink()

@@ -1,6 +1,6 @@
-"""Run folders whose JSON files somebody has damaged, and what every command must make of them.
+"""Run folders with damaged JSON files. Every command must explain the damage.
 
-``unexplained`` tries them. A test has seconds, and tries ``few_damages``; ``many_damages`` take minutes.
+``unexplained`` tries them. ``few_damages`` take seconds, ``many_damages`` minutes.
 """
 
 import json
@@ -22,7 +22,7 @@ from tests.support.early_ends import train_until_test
 from tests.support.pictures import put_classes
 
 FILES = ("config.json", "environment.json", "classes.json", "preprocess.json", "facts.json", "final.json")
-_WRONG_VALUES: tuple[Any, ...] = (None, [], {}, -1, 10**400, "x", True, [None], {"x": None})
+_BAD_VALUES: tuple[Any, ...] = (None, [], {}, -1, 10**400, "x", True, [None], {"x": None})
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Damage:
 
 @dataclass(frozen=True)
 class Runs:
-    """A run that has finished, and one that has all but its test behind it, on the same images."""
+    """A finished run, and one that has only its test left, on the same images."""
 
     finished: Path
     unfinished: Path
@@ -58,7 +58,7 @@ def make_runs(folder: Path) -> Runs:
 
 
 def few_damages(runs: Runs) -> Iterator[Damage]:
-    """Another kind of content for each file, and null for each of its entries."""
+    """Null for each file, and for each of its entries."""
     for file in FILES:
         yield Damage(file, "null", b"null")
         content = json.loads((runs.finished / file).read_text())
@@ -67,20 +67,20 @@ def few_damages(runs: Runs) -> Iterator[Damage]:
 
 
 def many_damages(runs: Runs) -> Iterator[Damage]:
-    """Every kind of content for each file, every wrong value for every entry, and for every entry of an entry."""
+    """Every kind of content for each file, and every bad value for each entry and each entry of an entry."""
     for file in (*FILES, "metrics.jsonl"):
         text = (runs.finished / file).read_text()
         for content in ("null", "[]", "{}", "1", '"x"', "true", "", text[: len(text) // 2], "[" * 100_000, "\udcff"):
             yield Damage(file, content[:20], content.encode(errors="surrogateescape"))
     for file in FILES:
         content = json.loads((runs.finished / file).read_text())
-        yield from _replaced_entries(file, content, _WRONG_VALUES)
+        yield from _replaced_entries(file, content, _BAD_VALUES)
         for name, inner in content.items():
-            for damage in _replaced_entries(file, inner, _WRONG_VALUES) if isinstance(inner, dict) else ():
+            for damage in _replaced_entries(file, inner, _BAD_VALUES) if isinstance(inner, dict) else ():
                 entry = content | {name: json.loads(damage.content)}
                 yield Damage(file, f"{name}.{damage.what}", json.dumps(entry).encode())
     for line in (runs.finished / "metrics.jsonl").read_text().splitlines()[:1]:
-        yield from _replaced_entries("metrics.jsonl", json.loads(line), _WRONG_VALUES)
+        yield from _replaced_entries("metrics.jsonl", json.loads(line), _BAD_VALUES)
 
 
 def _replaced_entries(file: str, content: dict[str, Any], values: Iterable[Any]) -> Iterator[Damage]:
@@ -96,13 +96,13 @@ COMMANDS = ("evaluate", "predict", "report", "train --resume")
 def unexplained(
     runs: Runs, damages: Iterable[Damage], scratch: Path, commands: Collection[str] = COMMANDS
 ) -> list[str]:
-    """What went wrong otherwise than with a sentence; one about a file of another kind must name it.
+    """Failures that are not explained by a message. A message about a file of another kind must name the file.
 
     Args:
-        runs: Of ``make_runs``; they are as before in the end.
-        damages: To be tried one by one, with each command.
+        runs: From ``make_runs``; they are not changed.
+        damages: Tried one by one, with each command.
         scratch: A folder for copies.
-        commands: Which to try.
+        commands: The commands to try.
     """
 
     calls: dict[str, Callable[[Path], object]] = {
@@ -121,7 +121,7 @@ def unexplained(
                 calls[name](folder)
             except ShortlistError as told:
                 if not str(told):
-                    found.append(f"{name}, {damage.file} {damage.what}: an error without a word")
+                    found.append(f"{name}, {damage.file} {damage.what}: an error without a message")
                 elif (
                     _is_of_another_kind(damage.content) and damage.file not in str(told) and "finished" not in str(told)
                 ):

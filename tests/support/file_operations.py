@@ -1,7 +1,7 @@
 """Watch what this process does to the files of a folder: count it, check it, or die in the middle of it.
 
-An operation is an open for writing, an fsync, a rename, a removal or a new directory. Python announces all but the
-fsync to audit hooks, which cannot be taken away again: so one hook serves whoever is watching.
+An operation is an open for writing, an fsync, a rename, a removal or a new directory. Python reports all but the fsync
+to audit hooks. These cannot be removed, so one hook serves whoever is watching.
 """
 
 import hashlib
@@ -17,22 +17,22 @@ from pathlib import Path
 from typing import Any
 
 _WRITES = os.O_WRONLY | os.O_RDWR
-# Files that no result depends on: their last bytes may be lost.
+# No result depends on these files: their last bytes may be lost.
 _MAY_BE_LOST = (".lock", "tensorboard")
 
 
 @dataclass
 class Watch:
-    """What is known of the folder while it is watched."""
+    """What happened to the folder while it was watched."""
 
     folder: Path
     kill_before: int = 0
-    """Die by SIGKILL just before the operation of this number, counted from 1."""
+    """Die by SIGKILL just before the operation with this number, counted from 1."""
     power_cut: random.Random | None = None
-    """Before dying, cut off data that was written but never synced, at random places."""
+    """Before dying, truncate data that was written but not synced, at random places."""
     operations: list[str] = field(default_factory=list)
     unsynced: list[str] = field(default_factory=list)
-    """Where a file took its name while data written before was not on the disk."""
+    """Files that got their names while data written before was not on disk."""
     _synced: dict[Path, tuple[int, bytes]] = field(default_factory=dict)
     """For each file that this process opened for writing: size and digest when it was last synced."""
 

@@ -1,6 +1,6 @@
-"""Run a function in a forked child: a real process, without the seconds that importing torch takes.
+"""Run a function in a forked child: a real process, without the seconds of importing torch.
 
-A parent whose children train must have no threads: it calls ``import_the_program`` first, and trains in children only.
+A parent whose children train must have no threads: it calls ``import_the_program`` first, and trains only in children.
 """
 
 import atexit
@@ -39,7 +39,7 @@ class Ended:
 
 
 def import_the_program() -> None:
-    """Import what the commands need, so that a forked child imports nothing."""
+    """Import what the commands need, so that forked children need not."""
     torch.set_num_threads(1)
     sys.dont_write_bytecode = True
     import encodings.cp437  # noqa: F401  (zipfile, when the first .npz is read)
@@ -47,7 +47,7 @@ def import_the_program() -> None:
     import typeguard  # noqa: F401  (tyro, when the first command line is parsed)
 
     gc.collect()
-    gc.freeze()  # a collection in a child would copy every page that it shares with the parent
+    gc.freeze()  # a collection in a child would copy every page shared with the parent
     atexit.register(gc.unfreeze)
 
 
@@ -55,9 +55,9 @@ def run_forked(work: Callable[[], object], *, seconds: float, kill_after: float 
     """Run ``work`` in a child of this process.
 
     Args:
-        work: What the child does; an exception becomes a traceback on its standard error.
-        seconds: Its time limit. A child that runs past it is killed.
-        kill_after: Kill the child after so many seconds, as part of the test.
+        work: Called in the child; an exception becomes a traceback on its standard error.
+        seconds: Time limit, after which the child is killed.
+        kill_after: Kill the child after this many seconds, as part of the test.
     """
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
         sys.stdout.flush()
@@ -95,7 +95,7 @@ def _be_the_child(work: Callable[[], object], out: IO[bytes], err: IO[bytes]) ->
     try:
         os.dup2(out.fileno(), 1)
         os.dup2(err.fileno(), 2)
-        # Streams of their own: under pytest, or in a worker, sys.stdout may be anything.
+        # New streams: under pytest, or in a worker, sys.stdout may be anything.
         sys.stdout = os.fdopen(1, "w", closefd=False)
         sys.stderr = os.fdopen(2, "w", buffering=1, errors="backslashreplace", closefd=False)
         work()
@@ -111,7 +111,7 @@ def _be_the_child(work: Callable[[], object], out: IO[bytes], err: IO[bytes]) ->
             sys.stdout.flush()
             sys.stderr.flush()
         finally:
-            os._exit(code)  # nothing of the parent's may run twice
+            os._exit(code)  # no exit handler of the parent may run twice
 
 
 def _wait(child: int, seconds: float) -> bool:

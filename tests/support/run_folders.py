@@ -1,4 +1,4 @@
-"""Run folders as training leaves them, without the training: scores are drawn at random, all after them is real."""
+"""Run folders as training leaves them, without the training: only the scores are made up."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -21,7 +21,7 @@ _LOOK_ALIKES = 3
 
 
 def one_colour(label: int) -> Tensor:
-    """A picture that tells its class."""
+    """A picture whose colour identifies its class."""
     return torch.tensor([label * 37 % 256, label * 11 % 256, 128], dtype=torch.uint8).view(3, 1, 1).expand(3, 40, 30)
 
 
@@ -81,7 +81,7 @@ def make_run(
     epochs: int = 6,
     train: TrainConfig | None = None,
 ) -> RunFolder:
-    """Write a run's folder file by file, in the order of training; one that is not finished ends after two epochs."""
+    """Write a run folder file by file, in the order of training; an unfinished one ends after two epochs."""
     config = RunConfig(
         seed=seed,
         data=world.data,

@@ -14,7 +14,7 @@ NUM_CLASSES = 12
 
 
 def write_embeddings(path: Path, images: int = 600) -> Path:
-    """Noisy points around one centre a class, some classes rarer than others."""
+    """Noisy points around a centre for each class; some classes are rarer than others."""
     random = np.random.default_rng(0)
     centres = random.normal(size=(NUM_CLASSES, 16))
     arrays: dict[str, Any] = {}
@@ -53,7 +53,7 @@ def photos_config(root: Path, epochs: int = 2, **settings: Any) -> RunConfig:
 
 
 def config_arguments(config: RunConfig) -> list[str]:
-    """The command line that turns a recipe into this configuration."""
+    """The command-line options that turn a recipe into this configuration."""
     sections = to_dict(config)
     arguments = []
     for section in ("data", "model", "loss", "optim", "train"):
@@ -75,7 +75,7 @@ def assert_close(one: dict[str, float | None], other: dict[str, float | None], r
 
 
 def outcome(folder: Path) -> dict[str, Any]:
-    """All the numbers of a finished run, except those that measure time."""
+    """All numbers of a finished run, except times."""
     final = json.loads((folder / "final.json").read_text())
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     del final["train_seconds"]

@@ -1,4 +1,4 @@
-"""The watch itself: it must see what it is for."""
+"""The watch of file operations notices what it should."""
 
 import os
 import random
@@ -14,7 +14,7 @@ def test_a_file_that_takes_its_name_unsynced_is_noticed(tmp_path: Path) -> None:
         (tmp_path / "part").write_text("something")
         (tmp_path / "part").rename(tmp_path / "whole")
         write_file(tmp_path / "other", b"something else")
-    # The second one too: what it replaced is still not on the disk.
+    # The second one too: the first file is still not on disk.
     assert [line.partition(" ")[0] for line in watch.unsynced] == ["part", "whole"]
 
 

@@ -24,7 +24,7 @@ PARTS: dict[str, type[Part]] = {
     "bad-calls": BadCalls,
 }
 QUICK = {"kills": 10, "folders": 16, "calls": 300, "bad-calls": 300}
-"""How many cases of each part are run by ``--quick``."""
+"""How many cases of each part ``--quick`` runs."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -50,8 +50,8 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m tests.torture", description=__doc__)
     parser.add_argument("--seed", type=int, default=0, help="which random cases (default: 0)")
     parser.add_argument("--quick", action="store_true", help="a small share of the cases, in half a minute")
-    parser.add_argument("--only", nargs="+", choices=tuple(PARTS), help="these parts alone")
-    parser.add_argument("--case", type=int, help="this case alone; with one part")
+    parser.add_argument("--only", nargs="+", choices=tuple(PARTS), help="only these parts")
+    parser.add_argument("--case", type=int, help="only this case, with one part")
     parser.add_argument("--out", type=Path, help="write the report here too, as Markdown")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="cases at a time (default: one a core)")
     return parser
@@ -64,7 +64,7 @@ def _chosen(part: Part, options: argparse.Namespace) -> Sequence[int]:
 
 
 def _run(part: Part, cases: Sequence[int], jobs: int) -> Iterator[Outcome]:
-    """All cases, in forked workers; each case may fork children of its own."""
+    """Run all cases in forked workers; a case may fork children of its own."""
     global _part
     _part = part
     if len(cases) == 1:

@@ -1,4 +1,4 @@
-"""Calls that are wrong in one argument: each must be refused by a ``ShortlistError``."""
+"""Calls with one bad argument: each must raise a ``ShortlistError``."""
 
 import math
 from collections.abc import Callable
@@ -21,7 +21,7 @@ _REQUIRED = {"scores", "target", "x", "k", "class_counts", "epsilon", "max_margi
 """Arguments without a default in at least one signature."""
 
 Bad = tuple[str, Callable[[Call], Any]]
-"""What is wrong, and the value that is."""
+"""What is wrong, and a function that makes the bad value."""
 
 
 def _always(*values: Any) -> list[Bad]:
@@ -134,24 +134,24 @@ def _class_count(call: Call) -> int:
 
 
 def bad_call(chance: Chance, name: str) -> tuple[Call, str, bool]:
-    """A call that is wrong in one argument, what is wrong, and True if Python itself may refuse it."""
+    """A call with one bad argument, what is wrong with it, and True if Python itself may refuse it."""
     call = random_call(chance, name)
     kind = chance.random()
     if kind < 0.03:
-        return replace(call, arguments=call.arguments | {"surprise": 1}), "an argument that there is not", True
+        return replace(call, arguments=call.arguments | {"surprise": 1}), "an unknown argument", True
     missing = sorted(_REQUIRED & call.arguments.keys())
     if kind < 0.06:
         dropped = str(chance.choice(missing))
-        arguments = {each: value for each, value in call.arguments.items() if each != dropped}
-        # Some have a default in this very call; the call is then right, and not tried.
+        arguments = {argument: value for argument, value in call.arguments.items() if argument != dropped}
+        # Where the argument has a default, the call would be valid.
         if _may_miss(call, dropped):
             return replace(call, arguments=arguments), f"{dropped} is missing", True
-    choices = [each for each in BAD if each in _arguments_of(call)]
+    choices = [name for name in BAD if name in _arguments_of(call)]
     argument = str(chance.choice(choices))
     bad = BAD[argument]
     what, make = bad[int(chance.integers(len(bad)))]
     arguments = dict(call.arguments)
-    if argument in ("generator", "n_samples"):  # which nobody looks at where noise is given, or none is needed
+    if argument in ("generator", "n_samples"):  # ignored if noise is given or not needed
         arguments.pop("noise", None)
         arguments |= {"epsilon": 0.5} | ({"n_samples": 3} if argument == "generator" else {})
     if argument == "noise":
@@ -167,7 +167,7 @@ def bad_call(chance: Chance, name: str) -> tuple[Call, str, bool]:
 
 
 def _scores_are_empty(call: Call) -> bool:
-    """Rows that are not there have no labels that could be wrong."""
+    """Without rows there are no labels that could be wrong."""
     return any(isinstance(value, Tensor) and value.numel() == 0 for value in call.arguments.values())
 
 
@@ -191,7 +191,7 @@ def _may_miss(call: Call, argument: str) -> bool:
 
 class BadCalls(Part):
     name = "bad-calls"
-    promise = "a call that is wrong in an argument raises a ShortlistError, and never gives a number"
+    promise = "a call with a bad argument raises a ShortlistError, and never gives a number"
 
     def __init__(self, seed: int, work: Path, *, count: int = 8000) -> None:
         self.seed, self.count = seed, count

@@ -30,7 +30,7 @@ def working(tensor: Tensor) -> torch.dtype:
 
 @dataclass(frozen=True)
 class Expected:
-    """What a call should give, and how far off roundings may leave it."""
+    """The right answer of a call, and the error that rounding may cause."""
 
     value: Row
     tolerance: Row
@@ -109,7 +109,7 @@ def _row_loss(call: Call, row: Row, label: int, draws: Row | None) -> Any:
 
 
 def _magnitude(call: Call, row: Row, label: int) -> Any:
-    """Size of the numbers whose rounding reaches the loss of this row."""
+    """Size of the numbers whose rounding affects the loss of this row."""
     with np.errstate(all="ignore"):
         arguments, name = call.arguments, call.name
         if name == "topk_error":
@@ -165,7 +165,7 @@ def _expected_operator(call: Call) -> Expected:
 
 
 def compare(found: Tensor, want: Expected, dtype: torch.dtype) -> str:
-    """What is wrong with an answer; empty if nothing is."""
+    """What is wrong with an answer, or nothing."""
     if found.dtype != dtype:
         return f"dtype {found.dtype}, not {dtype}"
     value = np.asarray(want.value)
@@ -173,7 +173,7 @@ def compare(found: Tensor, want: Expected, dtype: torch.dtype) -> str:
         return f"shape {tuple(found.shape)}, not {value.shape}"
     got, limits = wide(found), torch.finfo(dtype)
     with np.errstate(all="ignore"):
-        # The last rounding is to the dtype of the answer, which may be too short for it.
+        # The answer is rounded to its dtype at last, and may overflow there.
         tolerance = np.asarray(want.tolerance) + 2 * limits.eps * np.abs(value) + 4 * limits.tiny
         same = (np.abs(got - value) <= tolerance) | (np.isnan(got) & np.isnan(value))
         same |= np.isinf(got) & (np.abs(value) >= limits.max * (1 - limits.eps)) & (np.sign(got) == np.sign(value))
@@ -189,7 +189,7 @@ def compare(found: Tensor, want: Expected, dtype: torch.dtype) -> str:
 def gradient_problem(call: Call, chance: Chance) -> tuple[str, int]:
     """Compare autograd with central differences of the formula; returns what is wrong, and how many were compared.
 
-    Entries beside a kink are left out: there the differences to the two sides disagree.
+    Entries at a kink are left out: there the differences to the two sides disagree.
     """
     name = "scores" if call.name in LOSSES else "x"
     scores = call.arguments[name].detach().clone().requires_grad_()
@@ -200,7 +200,7 @@ def gradient_problem(call: Call, chance: Chance) -> tuple[str, int]:
         return f"a gradient that is not finite: {gradient.tolist()}", 1
     step = 1e-6 * min(_smallest_scale(call), float(scores.detach().abs().max()) or 1.0)
     if np.finfo(np.longdouble).eps * float(scores.detach().abs().max()) > 1e-6 * step:
-        return "", 0  # beside scores so large the differences would be rounding alone
+        return "", 0  # for such large scores the differences would be rounding errors
     largest = float(gradient.abs().max())
     compared = 0
     for place in range(scores.numel()):
@@ -223,7 +223,7 @@ def gradient_problem(call: Call, chance: Chance) -> tuple[str, int]:
 
 
 def _smallest_scale(call: Call) -> float:
-    """The shortest distance over which the formula bends."""
+    """The shortest distance over which the formula is curved."""
     arguments = call.arguments
     bends = [arguments.get("epsilon") or 1.0, arguments.get("tau") or 1.0]
     if call.name == "ldam":
@@ -266,7 +266,7 @@ class Calls(Part):
         if not differentiable:
             return False
         small = next(0 < arguments[name].numel() <= 40 for name in ("scores", "x") if name in arguments)
-        # A mean over rows that are all ignored, or of no weight, is NaN by design.
+        # A mean over ignored rows, or rows without weight, is NaN by design.
         defined = arguments.get("reduction") != "mean" or not {"ignore_index", "weight"} & arguments.keys()
         return small and defined and call.generic
 

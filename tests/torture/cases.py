@@ -1,4 +1,4 @@
-"""What a part of the torture is, and what comes out of it."""
+"""The parts of the torture, their cases and their outcomes."""
 
 import random
 from abc import ABC, abstractmethod
@@ -9,23 +9,23 @@ from pathlib import Path
 from typing import ClassVar
 
 LISTED = 20
-"""Failures that a report shows of each part; the others are counted."""
+"""Failures that a report shows for each part; the others are only counted."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What one case did."""
+    """The outcome of one case."""
 
     case: int
     what: str
     """The case in words."""
     problems: tuple[str, ...] = ()
     counts: dict[str, int] = field(default_factory=dict)
-    """What was done, e.g. how many kills."""
+    """What the case did, e.g. the number of kills."""
 
 
 class Part(ABC):
-    """A list of cases. Made before the workers are forked, so it may hold what takes time to prepare."""
+    """A list of cases. It is made before the workers are forked, so slow preparation happens once."""
 
     name: ClassVar[str]
     promise: ClassVar[str]
@@ -41,10 +41,10 @@ class Part(ABC):
 
     @abstractmethod
     def run(self, case: int) -> Outcome:
-        """Run one case, here and now."""
+        """Run one case in this process."""
 
     def share(self, size: int) -> Sequence[int]:
-        """So many cases, drawn from all of them; the same ones every time."""
+        """A fixed random sample of the cases."""
         chance = random.Random(self.name)
         return sorted(chance.sample(range(len(self)), min(size, len(self))))
 

@@ -27,9 +27,9 @@ class Damage:
 
     name: str
     do: Callable[[Path, Path, random.Random], None]
-    """Called with the file, a folder elsewhere that must stay as this leaves it, and a source of chance."""
+    """Called with the file, a folder elsewhere that nothing else may change, and a random generator."""
     silent: bool = False
-    """True if nobody can tell from the file that it was changed: other numbers are then no fault."""
+    """True if the file does not show that it was changed: other results are then no fault."""
 
 
 def _overwrite(content: bytes) -> Callable[[Path, Path, random.Random], None]:
@@ -120,7 +120,7 @@ FOLDER_DAMAGES = (
 
 
 class _Hostile:
-    """What a pickle with code in it holds."""
+    """A pickle of this runs code when it is loaded."""
 
     def __init__(self, mark: Path) -> None:
         self.mark = mark
@@ -130,7 +130,7 @@ class _Hostile:
 
 
 def _as_checkpoint(make: Callable[[dict[str, Any], Path], bytes]) -> Callable[[Path, Path, random.Random], None]:
-    """Replace a checkpoint by another that carries the right checksum."""
+    """Replace a checkpoint by one with other content and the right checksum."""
 
     def do(file: Path, elsewhere: Path, chance: random.Random) -> None:
         state = torch.load(file, weights_only=True)
@@ -166,7 +166,7 @@ HOSTILE_CHECKPOINTS = (
     Damage("in an epoch of text", _as_checkpoint(lambda state, mark: _with(state, "position", epoch="two"))),
     Damage("in epoch -1", _as_checkpoint(lambda state, mark: _with(state, "position", epoch=-1))),
     Damage("in epoch 10**9", _as_checkpoint(lambda state, mark: _with(state, "position", epoch=10**9))),
-    Damage("at a position that has more to it", _as_checkpoint(lambda state, mark: _with(state, "position", more=1))),
+    Damage("at a position with a further entry", _as_checkpoint(lambda state, mark: _with(state, "position", more=1))),
     Damage("whose best weights are a path", _as_checkpoint(lambda s, m: _with(s, "position", best_digest="../x"))),
 )
 
@@ -321,16 +321,10 @@ def _weights(change: Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]
 
 
 TENSOR_DAMAGES = (
-    Damage("without tensors", _weights(lambda tensors: {})),
-    Damage(
-        "with NaN throughout",
-        _weights(lambda tensors: {n: torch.full(t.shape, float("nan")) for n, t in tensors.items()}),
-    ),
-    Damage("with other shapes", _weights(lambda tensors: {n: t.flatten()[:1] for n, t in tensors.items()})),
-    Damage(
-        "with whole numbers far out of range",
-        _weights(lambda tensors: {n: t.long() + 2**60 for n, t in tensors.items()}),
-    ),
-    Damage("with other names", _weights(lambda tensors: {f"../{n}": t for n, t in tensors.items()})),
+    Damage("without tensors", _weights(lambda weights: {})),
+    Damage("with NaN throughout", _weights(lambda weights: {n: t * float("nan") for n, t in weights.items()})),
+    Damage("with other shapes", _weights(lambda weights: {n: t.flatten()[:1] for n, t in weights.items()})),
+    Damage("with numbers out of range", _weights(lambda weights: {n: t.long() + 2**60 for n, t in weights.items()})),
+    Damage("with other names", _weights(lambda weights: {f"../{n}": t for n, t in weights.items()})),
     Damage("with a header of 2**63 bytes", _overwrite((2**63 - 1).to_bytes(8, "little") + b"{}")),
 )

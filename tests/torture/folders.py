@@ -1,4 +1,4 @@
-"""Run folders that are damaged, or made by somebody who means harm: read, reported and resumed."""
+"""Damaged and hostile run folders: evaluated, reported and resumed."""
 
 import json
 import random
@@ -39,7 +39,7 @@ class Case:
     state: str
     """``finished`` or ``unfinished``."""
     file: str
-    """Below the run's folder, with the first checkpoint or event file as ``*``."""
+    """Path below the run folder."""
     damage: Damage
 
     def __str__(self) -> str:
@@ -142,7 +142,7 @@ class Folders(Part):
         if ended.code != 0:
             return [str(ended)]
         right = self.right[case.state].get(command)
-        # A changed setting or class name gives other answers, and rightly so; changed weights must be noticed.
+        # A changed setting or class name rightly gives other answers; changed weights must be noticed.
         binary = case.file.endswith((".safetensors", ".pt"))
         hidden = case.damage.silent and not binary
         if command == "predict" and case.file in ("classes.json", "preprocess.json", "config.json"):
@@ -163,12 +163,12 @@ class Folders(Part):
         return run_command(*arguments[command], seconds=_SECONDS, inside=place)
 
     def _settings(self) -> list[str]:
-        """What turns the recipe into this configuration."""
+        """The options that turn the recipe into this configuration."""
         return config_arguments(self.config)
 
 
 def _snapshot(folder: Path) -> dict[Path, tuple[Any, ...]]:
-    """Everything below a folder, by what would change if somebody wrote to it; links are not followed."""
+    """The state of everything below a folder, to notice changes; links are not followed."""
     found: dict[Path, tuple[Any, ...]] = {}
     for path in folder.rglob("*"):
         status = path.lstat()

@@ -1,4 +1,4 @@
-"""Training that is killed at every file operation and at random moments, and resumed until it has finished."""
+"""Training that is killed at every file operation and at random moments, then resumed to the end."""
 
 import json
 import random
@@ -27,7 +27,7 @@ class Death:
     operation: int = 0
     """Just before the file operation of this number."""
     power_cut: bool = False
-    """Data that was not synced is lost too."""
+    """If data that was not synced is lost too."""
     moment: float = 0.0
     """After this share of the time that an undisturbed run takes."""
 
@@ -58,7 +58,7 @@ class Kills(Part):
 
     def _all_deaths(self, random_moments: int) -> list[tuple[Death, ...]]:
         chance = random.Random(f"{self.seed} kills")
-        # One more than there are: the process dies when the run has just finished.
+        # The last number is one too many: the process then dies when the run has just finished.
         numbers = range(1, self.operations + 2)
         deaths: list[tuple[Death, ...]] = [(Death(operation=number),) for number in numbers]
         deaths += [(Death(operation=number, power_cut=True),) for number in numbers]
@@ -131,7 +131,7 @@ def train_forked(
     duration: float = 0.0,
     chance: random.Random | None = None,
 ) -> Ended:
-    """Train in a child that dies as told; if it lives, it prints its file operations as JSON."""
+    """Train in a child process that dies as told, or else prints its file operations as JSON."""
     death = death or Death()
 
     def work() -> None:
@@ -148,7 +148,7 @@ def train_forked(
 
 
 def differences_between(folder: Path, undisturbed: Path) -> list[str]:
-    """What a finished run has that the undisturbed one has not, times aside."""
+    """In what a finished run differs from the undisturbed one, apart from times."""
     problems = []
     if outcome(folder) != outcome(undisturbed):
         problems.append("final.json or metrics.jsonl differ from those of the undisturbed run")
@@ -166,5 +166,5 @@ def differences_between(folder: Path, undisturbed: Path) -> list[str]:
 
 
 def _numbers(line: dict[str, Any]) -> str:
-    """The validation accuracies of an epoch, or of an evaluation, in one form for both."""
+    """The validation accuracies of an epoch or of an evaluation, in the same form."""
     return json.dumps({name.removeprefix("val_"): value for name, value in sorted(line.items()) if "top" in name})

@@ -42,7 +42,7 @@ class Loss:
     module: Callable[..., torch.nn.Module]
     noised: bool = False
     settings: tuple[str, ...] = ()
-    """What the formula takes beside row, label and noise."""
+    """What the formula takes besides row, label and noise."""
     most_k: int = -1
     """Largest K: L (0) or L - 1 (-1)."""
     most_classes: int = 40
@@ -78,7 +78,7 @@ NAMES = (*LOSSES, *OPERATORS, *OTHERS)
 
 @dataclass(frozen=True)
 class Call:
-    """A call, its arguments all by name."""
+    """A call with all its arguments by name."""
 
     name: str
     arguments: dict[str, Any]
@@ -219,7 +219,7 @@ def _dtype(chance: Chance) -> torch.dtype:
 
 
 def _scores(chance: Chance, shape: tuple[int, ...], dtype: torch.dtype) -> tuple[Tensor, bool]:
-    """Scores at any scale, with ties or outliers now and then; and True if no two are equal."""
+    """Scores at any scale, sometimes with ties or outliers; and True if no two are equal."""
     values = chance.normal(size=shape)
     ties = chance.random() < 0.25
     if ties:

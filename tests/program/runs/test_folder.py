@@ -1,4 +1,4 @@
-"""Run folders: whole files or none, nobody's run overwritten, damage found and named."""
+"""Run folders: whole files, no run overwritten, damage found and named."""
 
 import itertools
 import json

@@ -1,4 +1,4 @@
-"""A training step as a CUDA graph: the same numbers as step by step, noise that can be had again, and no waits.
+"""A training step as a CUDA graph: the same numbers as step by step, reproducible noise, and no waits.
 
 Run with ``make test-gpu``. The tests of whole runs need what ``shortlist[train]`` installs, and are skipped without.
 """
@@ -31,7 +31,7 @@ BATCH, NUM_CLASSES = 16, 12
 
 @pytest.fixture(autouse=True)
 def _the_same_twice(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Convolutions that add up in any order, and round to few digits, differ between two runs of the same steps."""
+    """Make convolutions reproducible, in full precision."""
     monkeypatch.setattr(torch.backends.cudnn, "deterministic", True)
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
 
@@ -82,7 +82,7 @@ class Learner:
         return CapturedStep(self.update, self.optimizer, state)
 
     def learned(self, *, captured: bool, steps: int = 6) -> dict[str, Tensor]:
-        """All that changes in training with a falling rate, seeded noise, and a last batch that is smaller."""
+        """All tensors that training changes, with a falling rate, seeded noise and a smaller last batch."""
         step = self.captured() if captured else self.update
         for number, (inputs, target) in enumerate(batches(steps)):
             self.optimizer.param_groups[0]["lr"] = 0.1 / (number + 1)
@@ -128,7 +128,7 @@ def test_every_optimiser_steps_as_it_does_step_by_step(
 
 @pytest.mark.filterwarnings("ignore")  # torch's compiler remarks on the precision of products
 def test_a_compiled_network_is_captured_too() -> None:
-    # The other network has kernels of its own, and leaves nothing to compile.
+    # The DenseNet has kernels of its own, which leave nothing to compile.
     want = Learner(nn.CrossEntropyLoss(), residual=True).learned(captured=False)
     got = Learner(nn.CrossEntropyLoss(), residual=True, compiled=True).learned(captured=True)
     torch.testing.assert_close(got, want, rtol=1e-2, atol=1e-3)
@@ -161,7 +161,7 @@ def test_a_captured_step_never_waits_for_the_gpu() -> None:
             step(inputs, target)
 
 
-# A capture that failed leaves its process in doubt, hence one of its own.
+# A failed capture may break its process, so it has its own.
 _WAITING = """
 from torch import nn
 from shortlist.program.training.cuda_graph import CapturedStep

@@ -50,8 +50,9 @@ def test_suggestions_do_not_depend_on_the_images_beside(run: RunFolder, photos: 
     together = dict(predictor.suggest(photos, 4))
     for photo in photos:
         ((_, alone),) = predictor.suggest([photo], 4)
-        assert [each.name for each in alone] == [each.name for each in together[photo]]
-        assert [each.score for each in alone] == pytest.approx([each.score for each in together[photo]], abs=1e-4)
+        for suggestion, other in zip(alone, together[photo], strict=True):
+            assert suggestion.name == other.name
+            assert suggestion.score == pytest.approx(other.score, abs=1e-4)
 
 
 def test_there_are_as_many_suggestions_as_the_loss_was_made_for(
