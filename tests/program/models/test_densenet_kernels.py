@@ -17,8 +17,8 @@ from shortlist import kernels
 from shortlist.program.models.cifar import DenseNetBC
 
 pytest.importorskip("triton")
-batch_norm = importlib.import_module("shortlist.program.models.batch_norm")
-dense_block = importlib.import_module("shortlist.program.models.dense_block")
+batch_norm = importlib.import_module("shortlist.program.models.densenet_kernels.batch_norm")
+dense_block = importlib.import_module("shortlist.program.models.densenet_kernels.dense_block")
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 TILINGS = ("_OBSERVING", "_ACTIVATING", "_PULLING", "_SETTLING")

@@ -12,7 +12,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from shortlist import kernels
 
 if TYPE_CHECKING:
-    from shortlist.program.models.batch_norm import Statistics
+    from shortlist.program.models.densenet_kernels.batch_norm import Statistics
 
 # Of batch norms: torch's own.
 _EPS, _MOMENTUM = 1e-5, 0.1
@@ -93,7 +93,7 @@ class _DenseBlock(nn.Module):
         )
 
     def _by_kernels(self, x: Tensor) -> Tensor:
-        from shortlist.program.models.dense_block import dense_block  # needs Triton
+        from shortlist.program.models.densenet_kernels.dense_block import dense_block  # needs Triton
 
         out, statistics = dense_block(
             x,

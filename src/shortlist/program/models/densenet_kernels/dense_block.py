@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from shortlist.program.models.batch_norm import (
+from shortlist.program.models.densenet_kernels.batch_norm import (
     Norm,
     Statistics,
     activate,

@@ -1,0 +1,1 @@
+"""Triton kernels for the dense blocks of ``DenseNetBC`` in training."""
