@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from shortlist import kernels
+from shortlist.kernels.dispatch import Impl, supports
 from shortlist.ops.batch import Reduction, ScoredBatch, checked_num_classes
 from shortlist.ops.checks import (
     ClassCounts,
@@ -207,10 +207,24 @@ def smooth_topk_hinge(
     Reference:
         Berrada, Zisserman and Kumar, Smooth Loss Functions for Deep Top-k Classification, ICLR 2018.
     """
+    return _smooth_topk_hinge(scores, target, k, tau, weight, ignore_index, reduction, impl="auto")
+
+
+def _smooth_topk_hinge(
+    scores: Tensor,
+    target: Tensor,
+    k: int,
+    tau: float,
+    weight: Tensor | None,
+    ignore_index: int,
+    reduction: Reduction,
+    *,
+    impl: Impl,
+) -> Tensor:
     check_floating("scores", scores)
     check_not_negative("tau", tau, working_dtype(scores.dtype))
     tau = zero_if_tiny(tau, working_dtype(scores.dtype))
-    fused = tau > 0 and kernels.take_labelled_rows(scores, target, weight) and not torch.compiler.is_compiling()
+    fused = supports(impl, scores, labels=(target, weight), needs={"tau > 0": tau > 0})
     batch = ScoredBatch(
         scores, target, weight=weight, ignore_index=ignore_index, reduction=reduction, blank_ignored=not fused
     )

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from shortlist import smooth_topk, smooth_topk_sum
-from shortlist.heads.running_topk import Standings
+from shortlist.heads.running_topk import RunningTopK
 from shortlist.ops import lazy_noise
 from shortlist.ops.lazy_noise import DEFAULT_LIMITS, Limits, Search, Tiles, largest_perturbed
 from shortlist.ops.smoothing import find_places
@@ -238,7 +238,7 @@ def test_where_many_classes_compete_all_noise_is_drawn() -> None:
     "draw",
     [
         lambda x_RL: smooth_topk(x_RL, 6, epsilon=1.0),
-        lambda x_RL: Standings(len(x_RL), 5, 6, epsilon=1.0, dtype=x_RL.dtype, device=x_RL.device).add(x_RL, 0),
+        lambda x_RL: RunningTopK(len(x_RL), 5, 6, epsilon=1.0, dtype=x_RL.dtype, device=x_RL.device).add(x_RL, 0),
     ],
     ids=["rows", "chunks"],
 )

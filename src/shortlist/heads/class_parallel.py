@@ -17,7 +17,7 @@ from shortlist.errors import ShortlistError
 from shortlist.heads.collectives import Ranks, gather_rows, sum_own_rows
 from shortlist.heads.cosine import unit_rows
 from shortlist.heads.noised import NoisedHead, NoisedLoss, smoothed_and_label_scores
-from shortlist.heads.running_topk import Standings
+from shortlist.heads.running_topk import RunningTopK
 from shortlist.heads.sparse_linear import selected_scores
 from shortlist.ops.batch import reduce_rows
 from shortlist.ops.checks import check_at_least_one, check_features
@@ -129,16 +129,16 @@ class ClassParallelNoisedTopKHead(NoisedHead):
         # On a GPU the labels were not checked. The score of a label that no rank holds would be 0: make it NaN.
         return smoothed_R, torch.where((index_R >= 0) & (index_R < self.num_classes), label_R, math.nan)
 
-    def _overall(self, standings: Standings) -> Standings:
+    def _overall(self, running: RunningTopK) -> RunningTopK:
         """The largest of all ranks' classes, from the largest of each rank."""
-        overall = Standings(
-            *standings.values_RBK.shape,
-            epsilon=standings.epsilon,
-            dtype=standings.values_RBK.dtype,
-            device=standings.values_RBK.device,
+        overall = RunningTopK(
+            *running.values_RBK.shape,
+            epsilon=running.epsilon,
+            dtype=running.values_RBK.dtype,
+            device=running.values_RBK.device,
         )
-        values_WNBK = self._ranks.all_gather(standings.values_RBK.unsqueeze(0))
-        classes_WNBK = self._ranks.all_gather(standings.classes_RBK.unsqueeze(0))
+        values_WNBK = self._ranks.all_gather(running.values_RBK.unsqueeze(0))
+        classes_WNBK = self._ranks.all_gather(running.classes_RBK.unsqueeze(0))
         overall.enter(values_WNBK.movedim(0, -2).flatten(-2), classes_WNBK.movedim(0, -2).flatten(-2))
         return overall
 

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from shortlist.errors import ShortlistError
 from shortlist.heads.cosine import unit_rows
-from shortlist.heads.running_topk import Standings
+from shortlist.heads.running_topk import RunningTopK
 from shortlist.heads.sparse_linear import selected_scores
 from shortlist.losses import ImbalancedNoisedTopKHinge, NoisedTopKHinge
 from shortlist.ops.batch import check_labels_in_range, reduce_rows, weigh_rows
@@ -145,7 +145,7 @@ class NoisedHead(nn.Module, ABC):
     def _perturbed_at_rank(
         self, features_RD: Tensor, noise_RLB: Tensor | None, generator: torch.Generator | None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """``(R, B)`` (K+1)-th largest perturbed scores of all classes, their classes, and ``Standings.spoil_R``.
+        """``(R, B)`` (K+1)-th largest perturbed scores of all classes, their classes, and ``RunningTopK.spoil_R``.
 
         The K + 1 largest of many draws would take much memory. So draws come in blocks, and each block scores all
         classes again.
@@ -160,16 +160,16 @@ class NoisedHead(nn.Module, ABC):
         for start in range(0, n_samples, DRAWS_AT_ONCE):
             block = range(start, min(start + DRAWS_AT_ONCE, n_samples))
             noise_RLb = None if noise_RLB is None else noise_RLB[..., block.start : block.stop]
-            standings = self._standings(features_RD, len(block), epsilon, noise_RLb, generator)
-            spoil_R += standings.spoil_R
-            values_Rb, classes_Rb = self._overall(standings).last_place()
+            running = self._standings(features_RD, len(block), epsilon, noise_RLb, generator)
+            spoil_R += running.spoil_R
+            values_Rb, classes_Rb = self._overall(running).last_place()
             values.append(values_Rb)
             classes.append(classes_Rb)
         return torch.cat(values, 1), torch.cat(classes, 1), spoil_R
 
-    def _overall(self, standings: Standings) -> Standings:
+    def _overall(self, running: RunningTopK) -> RunningTopK:
         """The largest of all classes, from the largest of this head's own classes."""
-        return standings
+        return running
 
     @torch.no_grad()
     def _standings(
@@ -179,10 +179,10 @@ class NoisedHead(nn.Module, ABC):
         epsilon: float,
         noise_RLB: Tensor | None,
         generator: torch.Generator | None,
-    ) -> Standings:
+    ) -> RunningTopK:
         """The K + 1 largest perturbed scores of this head's own classes in every row and draw."""
         rows, rank, dtype = len(features_RD), self.loss.k + 1, working_dtype(features_RD.dtype)
-        standings = Standings(rows, n_samples, rank, epsilon=epsilon, dtype=dtype, device=features_RD.device)
+        running = RunningTopK(rows, n_samples, rank, epsilon=epsilon, dtype=dtype, device=features_RD.device)
         step = self._classes_at_once(rows)
         buffer = features_RD.new_empty(rows * min(step, len(self.weight)))
         for start in range(0, len(self.weight), step):
@@ -191,8 +191,8 @@ class NoisedHead(nn.Module, ABC):
             scores_RC = buffer[: rows * classes].view(rows, classes)
             self._score_chunk(features_RD, chunk, out=scores_RC)
             noise_RCB = None if noise_RLB is None else noise_RLB[:, chunk]
-            standings.add(scores_RC, self.own_classes.start + start, noise_RCB, generator)
-        return standings
+            running.add(scores_RC, self.own_classes.start + start, noise_RCB, generator)
+        return running
 
     def _classes_at_once(self, rows: int) -> int:
         """Chunks of nearly equal size: a small last chunk would take almost as long as the others."""

@@ -1,8 +1,7 @@
-"""Launching a kernel with less ado.
+"""Launch kernels with little work for the host.
 
-At each launch Triton looks at every argument anew to find the binary compiled for arguments of that kind, which takes
-the host longer than a small kernel takes the GPU. Training calls with the same sizes over and over, so the binary is
-remembered here by the sizes themselves.
+Triton inspects every argument at each launch to find the binary compiled for such arguments. This takes the host longer
+than a small kernel takes the GPU. Training repeats calls of the same sizes, so a ``Launcher`` finds binaries by size.
 """
 
 from collections.abc import Sequence
@@ -11,36 +10,46 @@ from typing import Any
 import torch
 from torch import Tensor
 
-# Binaries to remember; sizes that never come again would otherwise pile up.
-_MOST = 4096
+Pointers = Sequence[Tensor | tuple[Tensor | None, ...] | None]
 
 
 class Launcher:
-    """A Triton kernel whose parameters are pointers, the first of them never None, then numbers, then constants."""
+    """A Triton kernel whose parameters are pointers, then numbers, then constants.
 
-    def __init__(self, kernel: Any) -> None:
+    Pointers and numbers may be grouped in tuples. The first pointer is a tensor.
+
+    Args:
+        max_binaries: Forget all binaries when there are more: sizes that never return must not pile up.
+    """
+
+    def __init__(self, kernel: Any, *, max_binaries: int = 4096) -> None:
         self._kernel = kernel
+        self._max_binaries = max_binaries
         self._binaries: dict[tuple[object, ...], Any] = {}
+
+    def __len__(self) -> int:
+        """The number of binaries remembered."""
+        return len(self._binaries)
 
     def __call__(
         self,
         grid: tuple[int, int, int],
-        pointers: Sequence[Tensor | None],
-        numbers: tuple[float, ...],
+        pointers: Pointers,
+        numbers: tuple[float | tuple[float, ...], ...],
         constants: tuple[int, ...],
         *,
         kinds: tuple[object, ...],
         num_warps: int,
     ) -> None:
-        """Launch it.
+        """Launch the kernel.
 
         Args:
-            kinds: ``kind`` of each tensor that somebody else made. Those made here follow from the sizes.
+            kinds: The ``kind`` of each tensor that came from a caller. Tensors made here follow from the sizes.
         """
-        assert pointers[0] is not None
+        assert isinstance(pointers[0], Tensor)
         device = pointers[0].get_device()  # -1 for the CPU
         if device >= 0 and device != torch.cuda.current_device():
-            with torch.cuda.device(device):  # Triton launches on the current one, wherever the tensors are
+            with torch.cuda.device(device):  # Triton launches on the current device, wherever the tensors are
                 self(grid, pointers, numbers, constants, kinds=kinds, num_warps=num_warps)
             return
         key = (grid, numbers, constants, kinds)
@@ -50,20 +59,20 @@ class Launcher:
             return
         binary = self._kernel[grid](*pointers, *numbers, *constants, num_warps=num_warps)
         if binary is not None:  # the interpreter has none
-            if len(self._binaries) >= _MOST:
+            if len(self._binaries) >= self._max_binaries:
                 self._binaries.clear()
             self._binaries[key] = binary
 
 
 def kind(tensor: Tensor | None) -> object:
-    """What of a tensor a binary is specialised for: its type, and whether its address is divisible by 16."""
+    """What a binary is specialised for: the tensor's dtype, and whether its address is divisible by 16."""
     return None if tensor is None else (tensor.dtype, tensor.data_ptr() % 16 == 0, tensor.device)
 
 
-# As in triton, where they are functions of its language and fifty times as slow.
-def power_of_2(at_least: int) -> int:
+# Triton has both functions as part of its language, fifty times slower on the host.
+def next_power_of_2(at_least: int) -> int:
     return 1 << (at_least - 1).bit_length()
 
 
-def divided_up(a: int, b: int) -> int:
+def ceil_div(a: int, b: int) -> int:
     return -(-a // b)

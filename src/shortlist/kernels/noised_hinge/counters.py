@@ -1,9 +1,12 @@
-"""Words of 64 bits whose lower half is random and whose upper half counts.
+"""Counters that also hold the seed: words of 64 bits, the lower half random, the upper half a count from zero.
 
-The lower half of one of them is the seed of a call. The upper half of each begins at zero and tells the last of several
-programs that it is the last. So one draw from a generator gives a kernel its seed and all of its counters: the first
-word counts rows that are done, and has the seed; then come the draws of each row, the parts of each row that are read,
-and the parts of each draw of each row.
+A counter tells the last of several programs that it is the last. The lower half of the first counter is the seed, so
+one draw from a generator gives a kernel its seed and all its counters. Their order:
+
+1. one for the rows that are done,
+2. one for the samples of each row,
+3. one for the parts of each row that are read,
+4. one for the splits of each sample of each row.
 """
 
 import triton
@@ -15,34 +18,34 @@ _ONE = tl.constexpr(1 << SEED_BITS)
 _SEED_MASK = tl.constexpr((1 << SEED_BITS) - 1)
 
 
-def words_needed(num_rows: int, *, parts: bool, split_draws: int) -> int:
-    """For the counters of so many rows: with parts or without, and with so many draws, if these are split."""
-    return 1 + num_rows * (1 + parts + split_draws)
+def counters_needed(num_rows: int, *, with_parts: bool, split_samples: int) -> int:
+    """``split_samples`` is the number of samples, or 0 if they are not split."""
+    return 1 + num_rows * (1 + with_parts + split_samples)
 
 
 @triton.jit
-def draws_counter(words, row):
-    return words + 1 + row
+def samples_counter(counters, row):
+    return counters + 1 + row
 
 
 @triton.jit
-def parts_counter(words, num_rows, row):
-    return words + 1 + num_rows + row
+def parts_counter(counters, num_rows, row):
+    return counters + 1 + num_rows + row
 
 
 @triton.jit
-def splits_counter(words, num_rows, cell):
-    return words + 1 + 2 * num_rows + cell
+def splits_counter(counters, num_rows, cell):
+    return counters + 1 + 2 * num_rows + cell
 
 
 @triton.jit
-def seed_of(word, key):
-    """The seed in a word, told apart by a key from the seeds of others."""
-    return (tl.load(word) & _SEED_MASK) ^ key
+def seed_of(counters, key):
+    """The seed, made different from that of other ranks or chunks by a key."""
+    return (tl.load(counters) & _SEED_MASK) ^ key
 
 
 @triton.jit
-def is_last(word, programs):
-    """Whether so many programs have come here now; what the others stored before is there to be read."""
+def is_last(counter, num_programs):
+    """True for the last of the programs to call this. What the others stored before can then be read."""
     tl.debug_barrier()
-    return (tl.atomic_add(word, _ONE, sem="acq_rel") >> _SEED_BITS) == programs - 1
+    return (tl.atomic_add(counter, _ONE, sem="acq_rel") >> _SEED_BITS) == num_programs - 1

@@ -1,7 +1,7 @@
-"""The kernels of the noised hinge as operators of torch's library: what a compiled graph can hold as one node.
+"""The kernels of the noised hinge as operators of torch, which a compiled graph can hold as one node.
 
-``torch.compile`` cannot look into the launches. As an operator they stay what they are, whatever the graph around them
-becomes. Calls that nobody compiles do without: to find an operator takes the host about ten microseconds more.
+``torch.compile`` cannot trace the launches. Calls that are not compiled do without the operators: looking one up takes
+the host about ten microseconds.
 """
 
 from typing import Any
@@ -9,9 +9,25 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from shortlist.kernels.noised_hinge import autograd as noised
-from shortlist.kernels.noised_hinge.autograd import Labels, Seed, Settings
+from shortlist.kernels.noised_hinge.autograd import Labels, Seed, Settings, compute_rows, counters_for, gradient
+from shortlist.kernels.noised_hinge.counters import SEED_BITS
+from shortlist.kernels.noised_hinge.plan import plan_for
 from shortlist.ops.random import rank_key
+
+
+def noised_hinge(
+    scores_RL: Tensor,
+    target_R: Tensor,
+    margins_L: Tensor | None,
+    weight_L: Tensor | None,
+    generator: torch.Generator | None,
+    *settings: Any,
+) -> Tensor:
+    """``autograd.noised_hinge`` for calls that ``torch.compile`` traces."""
+    # Drawn outside the operator, which must repeat itself should the compiler call it twice.
+    seed = torch.randint(1 << SEED_BITS, (1,), device=scores_RL.device, generator=generator)
+    loss: Tensor = forward(scores_RL, target_R, margins_L, weight_L, seed, generator is not None, *settings)[0]
+    return loss
 
 
 @torch.library.custom_op("shortlist::noised_hinge", mutates_args=())
@@ -20,27 +36,34 @@ def forward(
     target_R: Tensor,
     margins_L: Tensor | None,
     weight_L: Tensor | None,
-    drawn: Tensor,
-    ranks_alike: bool,
+    seed: Tensor,
+    same_on_all_ranks: bool,
     k: int,
     scale: float,
     epsilon: float,
-    num_draws: int,
+    n_samples: int,
     ignore_index: int,
     reduction: str,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The loss, and what its gradient is made of: classes of the draws, slopes of the rows, the sum of their shares.
+    """The loss, and what its gradient needs: the classes of the samples, the rows' slopes, the sum of their shares.
 
     Args:
-        drawn: One random word of ``SEED_BITS``.
-        ranks_alike: Whether the noise on all ranks shall be the same for the same word.
+        seed: One random word of ``SEED_BITS``.
+        same_on_all_ranks: The same seed gives the same noise on all ranks.
     """
-    settings = Settings.of(k, scale, epsilon, num_draws, reduction)
-    seed = Seed(drawn.repeat(noised.words_for(scores_RL.shape, settings)), 0 if ranks_alike else rank_key(None))
-    rows = noised.results_of_rows(scores_RL, Labels.of(target_R, margins_L, weight_L, ignore_index), settings, seed)
-    # Copies: what an operator returns must not be parts of one memory. Only a mean has its rows' shares added up.
-    total_share = rows.total_share[:1].clone() if reduction == "mean" else rows.base_R.new_ones(1)
-    return rows.loss, rows.classes_RB, rows.base_R.clone(), total_share
+    settings = Settings.of(k, scale, epsilon, n_samples, ignore_index, reduction)
+    plan = plan_for(*scores_RL.shape, settings.rank, n_samples)
+    counters = seed.repeat(counters_for(plan, scores_RL.shape[0], n_samples))
+    results, _ = compute_rows(
+        scores_RL,
+        Labels.of(target_R, margins_L, weight_L),
+        settings,
+        Seed(counters, 0 if same_on_all_ranks else rank_key(None)),
+        plan,
+    )
+    # Copies: the results of an operator must not share memory. Only a mean adds up the shares of its rows.
+    total_share = results.total_share[:1].clone() if reduction == "mean" else results.slope_R.new_ones(1)
+    return results.loss, results.classes_RB, results.slope_R.clone(), total_share
 
 
 @forward.register_fake
@@ -49,23 +72,23 @@ def _(
     target_R: Tensor,
     margins_L: Tensor | None,
     weight_L: Tensor | None,
-    drawn: Tensor,
-    ranks_alike: bool,
+    seed: Tensor,
+    same_on_all_ranks: bool,
     k: int,
     scale: float,
     epsilon: float,
-    num_draws: int,
+    n_samples: int,
     ignore_index: int,
     reduction: str,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     num_rows = scores_RL.shape[0]
     loss = scores_RL.new_empty((num_rows,) if reduction == "none" else (), dtype=torch.float32)
-    classes_RB = scores_RL.new_empty((num_rows, num_draws), dtype=torch.int32)
+    classes_RB = scores_RL.new_empty((num_rows, n_samples), dtype=torch.int32)
     slope_R, total_share = (scores_RL.new_empty((size,), dtype=torch.float32) for size in (num_rows, 1))
     return loss, classes_RB, slope_R, total_share
 
 
-backward = torch.library.custom_op("shortlist::noised_hinge_backward", noised.gradient, mutates_args=())
+backward = torch.library.custom_op("shortlist::noised_hinge_backward", gradient, mutates_args=())
 
 
 @backward.register_fake

@@ -1,105 +1,107 @@
-"""The hinge of each row, its reduction, and its gradient."""
+"""The hinge of each row, its reduction and its gradient."""
 
 import triton
 import triton.language as tl
 
-from shortlist.kernels.noised_hinge.counters import draws_counter, is_last
+from shortlist.kernels.noised_hinge.counters import is_last, samples_counter
 
 
 @triton.jit
 def store_base(
-    scores, target, margins, class_weights, base_R, share_R, row, level, finite,
-    num_classes, row_stride, ignore_index, HAS_MARGINS: tl.constexpr, HAS_WEIGHTS: tl.constexpr,
+    scores, labels, base_R, share_R, row, level, is_finite, num_classes, row_stride, ignore_index,
 ):  # fmt: skip
-    """The hinge without its rivals, ``margin + level - s_y`` (-inf for an ignored row), and the weight of the row."""
-    label = tl.load(target + row)
-    kept = label != ignore_index
-    known = kept & (label >= 0) & (label < num_classes)
+    """Store the hinge without the rival, ``margin + level - s_y``, and the weight of the row.
+
+    The former is -inf for an ignored row.
+    """
+    label = tl.load(labels.target_R + row)
+    is_kept = label != ignore_index
+    is_known = is_kept & (label >= 0) & (label < num_classes)
     # A label out of range has no score, and its loss is NaN.
-    own = tl.load(scores + row * row_stride + label, mask=known, other=float("nan")).to(tl.float32)
-    share = tl.where(kept, 1.0, 0.0)
+    own = tl.load(scores + row * row_stride + label, mask=is_known, other=float("nan")).to(tl.float32)
+    share = tl.where(is_kept, 1.0, 0.0)
     margin = 1.0
-    if HAS_MARGINS:
-        margin = tl.load(margins + label, mask=known, other=0.0)
-    if HAS_WEIGHTS:
-        share = tl.load(class_weights + label, mask=known, other=float("nan")).to(tl.float32)
-        share = tl.where(kept, share, 0.0)
-    base = tl.where(finite, margin + (level - own), float("nan"))
-    tl.store(base_R + row, tl.where(kept, base, -float("inf")))
+    if labels.margins_L is not None:
+        margin = tl.load(labels.margins_L + label, mask=is_known, other=0.0)
+    if labels.weight_L is not None:
+        share = tl.load(labels.weight_L + label, mask=is_known, other=float("nan")).to(tl.float32)
+        share = tl.where(is_kept, share, 0.0)
+    base = tl.where(is_finite, margin + (level - own), float("nan"))
+    tl.store(base_R + row, tl.where(is_kept, base, -float("inf")))
     tl.store(share_R + row, share)
 
 
 @triton.jit
 def finish(
-    base_R, share_R, values_RB, words, loss_R, reduced, total_share, row, num_rows, num_draws, scale,
-    REDUCTION: tl.constexpr, ROWS: tl.constexpr, DRAWS: tl.constexpr,
+    results, counters, row, num_rows, n_samples, scale,
+    REDUCTION: tl.constexpr, ROWS: tl.constexpr, SAMPLES: tl.constexpr,
 ):  # fmt: skip
-    """The loss of a row by the last of its draws, and ``reduced``, their sum or mean, by the last of the rows."""
-    if is_last(draws_counter(words, row), num_draws):
-        rival = tl.zeros([DRAWS], tl.float32)
-        for first in range(0, num_draws, DRAWS):
-            draw = first + tl.arange(0, DRAWS)
-            cell = row * num_draws + draw
-            rival += tl.load(values_RB + cell, mask=draw < num_draws, other=0.0, cache_modifier=".cg")
-        share = tl.load(share_R + row, cache_modifier=".cg") * scale
-        base = tl.load(base_R + row, cache_modifier=".cg")
-        hinge = base + tl.sum(rival, 0) / num_draws
-        ignored = base == -float("inf")  # even if its scores are not finite
-        tl.store(loss_R + row, tl.where(ignored, 0.0, tl.where(hinge <= 0, share * 0.0, share * hinge)))
-        # From here on the slope of the row: what backward needs. Of a bad row it is NaN, which a gradient scaler finds.
-        tl.store(base_R + row, tl.where(ignored | (hinge <= 0), 0.0, tl.where(hinge > 0, share, hinge)))
+    """The last sample of a row computes the row's loss, and the last row their sum or mean."""
+    if is_last(samples_counter(counters, row), n_samples):
+        rival = tl.zeros([SAMPLES], tl.float32)
+        for first in range(0, n_samples, SAMPLES):
+            sample = first + tl.arange(0, SAMPLES)
+            cell = row * n_samples + sample
+            rival += tl.load(results.values_RB + cell, mask=sample < n_samples, other=0.0, cache_modifier=".cg")
+        share = tl.load(results.share_R + row, cache_modifier=".cg") * scale
+        base = tl.load(results.base_R + row, cache_modifier=".cg")
+        hinge = base + tl.sum(rival, 0) / n_samples
+        is_ignored = base == -float("inf")  # even if its scores are not finite
+        loss = tl.where(is_ignored, 0.0, tl.where(hinge <= 0, share * 0.0, share * hinge))
+        tl.store(results.loss_R + row, loss)
+        # The slope, which backward needs, takes the place of the base. It is NaN for a bad row: a gradient scaler
+        # finds it.
+        slope = tl.where(is_ignored | (hinge <= 0), 0.0, tl.where(hinge > 0, share, hinge))
+        slope_R = results.base_R
+        tl.store(slope_R + row, slope)
         if REDUCTION > 0:  # noqa: SIM102 (known when the kernel is compiled)
-            if is_last(words, num_rows):
-                total = tl.zeros([ROWS], tl.float32)
-                shares = tl.zeros([ROWS], tl.float32)
-                for start in range(0, num_rows, ROWS):
-                    each = start + tl.arange(0, ROWS)
-                    there = each < num_rows
-                    total += tl.load(loss_R + each, mask=there, other=0.0, cache_modifier=".cg")
-                    shares += tl.load(share_R + each, mask=there, other=0.0, cache_modifier=".cg")
-                loss = tl.sum(total, 0)
-                if REDUCTION == 1:
-                    denominator = tl.sum(shares, 0)
-                    loss = loss / denominator
-                    tl.store(total_share, denominator)
-                tl.store(reduced, loss)
+            if is_last(counters, num_rows):
+                _reduce_rows(results, num_rows, REDUCTION, ROWS)
+
+
+@triton.jit
+def _reduce_rows(results, num_rows, REDUCTION: tl.constexpr, ROWS: tl.constexpr):
+    total = tl.zeros([ROWS], tl.float32)
+    shares = tl.zeros([ROWS], tl.float32)
+    for start in range(0, num_rows, ROWS):
+        row = start + tl.arange(0, ROWS)
+        exists = row < num_rows
+        total += tl.load(results.loss_R + row, mask=exists, other=0.0, cache_modifier=".cg")
+        shares += tl.load(results.share_R + row, mask=exists, other=0.0, cache_modifier=".cg")
+    loss = tl.sum(total, 0)
+    if REDUCTION == 1:
+        total_share = tl.sum(shares, 0)
+        loss = loss / total_share
+        tl.store(results.total_share, total_share)
+    tl.store(results.loss, loss)
 
 
 @triton.jit
 def backward(
-    gradient,
-    grad_loss,
-    target,
-    classes_RB,
-    slope_R,
-    total_share,
-    num_classes,
-    num_draws,
-    REDUCTION: tl.constexpr,
-    PLACES: tl.constexpr,
-    DRAWS: tl.constexpr,
-):
+    gradient, grad_loss, target_R, classes_RB, slope_R, total_share, num_classes, n_samples,
+    REDUCTION: tl.constexpr, CLASSES: tl.constexpr, PADDED_SAMPLES: tl.constexpr,
+):  # fmt: skip
     """A block of one row of the gradient: zeros, then the entries that fall into it."""
     row = tl.program_id(0).to(tl.int64)
-    first = tl.program_id(1) * PLACES
-    place = first + tl.arange(0, PLACES)
+    first = tl.program_id(1) * CLASSES
+    classes = first + tl.arange(0, CLASSES)
     gradient_row = gradient + row * num_classes
-    tl.store(gradient_row + place, tl.zeros([PLACES], gradient.dtype.element_ty), mask=place < num_classes)
+    tl.store(gradient_row + classes, tl.zeros([CLASSES], gradient.dtype.element_ty), mask=classes < num_classes)
     slope = tl.load(slope_R + row)
     scale = tl.load(grad_loss + (row if REDUCTION == 0 else 0)).to(tl.float32)
     if REDUCTION == 1:
         scale = scale / tl.load(total_share)
-    slope = tl.where(slope == 0, 0.0, slope * scale)  # even if that is not finite
-    label = tl.load(target + row)
-    draw = tl.arange(0, DRAWS)
-    chosen = tl.load(classes_RB + row * num_draws + draw, mask=draw < num_draws, other=-1)
-    # Several draws may have chosen one class: each of them writes the same whole entry.
+    slope = tl.where(slope == 0, 0.0, slope * scale)  # even if the scale is not finite
+    label = tl.load(target_R + row)
+    sample = tl.arange(0, PADDED_SAMPLES)
+    chosen = tl.load(classes_RB + row * n_samples + sample, mask=sample < n_samples, other=-1)
+    # Several samples may have chosen the same class: each of them writes the same whole entry.
     times = tl.sum((chosen[:, None] == chosen[None, :]).to(tl.float32), 1)
-    entry = slope * (times / num_draws - (chosen == label).to(tl.float32))
-    labelled = tl.sum((chosen == label).to(tl.float32), 0)
+    entry = slope * (times / n_samples - (chosen == label).to(tl.float32))
+    times_label = tl.sum((chosen == label).to(tl.float32), 0)
     tl.debug_barrier()
-    mine = (chosen >= first) & (chosen < first + PLACES)
-    tl.store(gradient_row + chosen, entry.to(gradient.dtype.element_ty), mask=mine)
-    label_entry = slope * (labelled / num_draws - 1.0)
-    has_label = (label >= first) & (label < first + PLACES) & (label < num_classes)
+    is_mine = (chosen >= first) & (chosen < first + CLASSES)
+    tl.store(gradient_row + chosen, entry.to(gradient.dtype.element_ty), mask=is_mine)
+    label_entry = slope * (times_label / n_samples - 1.0)
+    has_label = (label >= first) & (label < first + CLASSES) & (label < num_classes)
     tl.store(gradient_row + label, label_entry.to(gradient.dtype.element_ty), mask=has_label)

@@ -1,20 +1,21 @@
 """Random numbers as a function of where they are used: no state, nothing stored, the same in any order.
 
-A cell is a class and a draw within a row. Its 32 random bits are a keyed hash of the two, so any program can ask for
-any cell at any time, and a plain twin can lay out the whole field (``tests/noise_field.py`` does).
+A cell is a class, or a tile of classes, and a sample within a row. Its 32 random bits are a keyed hash of the two, so
+any program can ask for any cell at any time, and the twin in plain numpy (``tests/support/noise_field.py``) can compute
+all cells.
 """
 
 import triton
 import triton.language as tl
 
-# What the bits are for: no two uses of one cell share them.
-OWN = tl.constexpr(0)
-TILE = tl.constexpr(1)
+# What the bits are for: the noise of a class, or that of a tile. They never share bits.
+OWN_NOISE = tl.constexpr(0)
+TILE_NOISE = tl.constexpr(1)
 
 
 @triton.jit
 def mix(x):
-    """A bijection of 32 bits in which each bit of the input moves half of those of the output (Wellons, 2018)."""
+    """A bijection of 32 bits: each bit of the input flips about half of the output (Wellons, 2018)."""
     x = x ^ (x >> 16)
     x = x * tl.full([], 0x7FEB352D, tl.uint32)
     x = x ^ (x >> 15)
@@ -24,7 +25,7 @@ def mix(x):
 
 @triton.jit
 def row_keys(seed, row, PURPOSE: tl.constexpr):
-    """Two words that tell seeds, rows and uses apart; each absorbs them all, from starts of their own."""
+    """Two keys, one for positions and one for samples, both made of the seed, the row and the purpose."""
     first = tl.full([], 0x243F6A88 + 2 * PURPOSE, tl.uint32)
     second = tl.full([], 0x85A308D3 + 2 * PURPOSE, tl.uint32)
     first = mix(mix(first) ^ seed.to(tl.uint32))
@@ -35,32 +36,27 @@ def row_keys(seed, row, PURPOSE: tl.constexpr):
 
 
 @triton.jit
-def place_bits(place, key):
-    """First half of a cell's hash, shared by all its draws; ``place`` is a class or a tile of classes."""
-    return mix(place.to(tl.uint32) * tl.full([], 0x9E3779B1, tl.uint32) ^ key)
-
-
-@triton.jit
-def cell_bits(place_hash, draw, key):
-    """The 32 bits of a cell."""
-    return mix(place_hash ^ (draw.to(tl.uint32) * tl.full([], 0x85EBCA77, tl.uint32) + key))
+def cell_bits(position, sample, keys):
+    """The 32 bits of a cell; ``position`` is a class or a tile."""
+    position_hash = mix(position.to(tl.uint32) * tl.full([], 0x9E3779B1, tl.uint32) ^ keys[0])
+    return mix(position_hash ^ (sample.to(tl.uint32) * tl.full([], 0x85EBCA77, tl.uint32) + keys[1]))
 
 
 @triton.jit
 def next_bits(bits, step):
-    """More bits of the same cell. The number of the step keeps them from ever running in a circle."""
+    """More bits of the same cell. The number of the step keeps them from repeating in a cycle."""
     return mix(bits + tl.full([], 0x68E31DA4, tl.uint32) + step * tl.full([], 0x9E3779B1, tl.uint32))
 
 
 @triton.jit
 def uniform(bits):
-    """Centred on one of 2^32 equal steps of (0, 1): never 0, and precise close to it."""
+    """The centre of one of 2^32 equal intervals of (0, 1): never 0, and precise close to it."""
     return (bits.to(tl.float32) + 0.5) * 2.3283064365386963e-10
 
 
 @triton.jit
 def upper_tail(x):
-    """P(Z > x) to three digits: for deciding where to look, never for values."""
+    """P(Z > x) to three digits: good enough to decide where to look, not for values."""
     a = tl.abs(x)
     u = 1.0 / (1.0 + 0.3 * a)
     mills = u * (0.1182547 + u * (0.1372553 + u * (0.03589568 + u * 0.2087106)))
@@ -96,14 +92,14 @@ def at_upper_tail(p):
 
 @triton.jit
 def normal(bits):
-    """A standard normal: 31 bits choose the size, one the sign, so both tails are alike."""
+    """A standard normal: 31 bits for the size and one for the sign, so both tails are equally precise."""
     size = at_upper_tail(((bits >> 1).to(tl.float32) + 0.5) * 2.3283064365386963e-10)
     return tl.where((bits & 1) == 0, size, -size)
 
 
 @triton.jit
 def largest_tail(u, n):
-    """Upper-tail probability of the largest of n uniform ones, ``1 - (1 - u)^(1/n)``, without cancellation."""
+    """Upper-tail probability of the largest of n uniforms, ``1 - (1 - u)^(1/n)``, without cancellation."""
     log = tl.where(u < 0.015625, u * (1.0 + u * (0.5 + u * (0.33333334 + 0.25 * u))), -tl.log(1.0 - u))
     y = log / n
     series = y * (1.0 - y * (0.5 - y * (0.16666667 - y * 0.041666668)))

@@ -1,38 +1,42 @@
-"""Networks for images of 32 x 32, as the papers on CIFAR define them."""
+"""Networks for 32 x 32 images, as the papers on CIFAR define them."""
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from shortlist import kernels
+from shortlist.kernels.dispatch import Impl, supports
 
 if TYPE_CHECKING:
     from shortlist.program.models.densenet_kernels.batch_norm import Statistics
 
-# Of batch norms: torch's own.
+# The defaults of torch's batch norms.
 _EPS, _MOMENTUM = 1e-5, 0.1
 # Side of the largest squares that the kernels average over.
-_MOST_POOLED = 8
+_MAX_POOL = 8
 
 
 class DenseNetBC(nn.Module):
     """DenseNet with bottlenecks and a compression of 1/2, for 32 x 32 images: three blocks of (depth - 4) / 6 layers.
 
+    Args:
+        impl: Whether kernels compute the blocks in training.
+
     Reference:
         Huang et al., Densely Connected Convolutional Networks, CVPR 2017.
     """
 
-    def __init__(self, *, depth: int, growth: int, channels: int = 3) -> None:
+    def __init__(self, *, depth: int, growth: int, channels: int = 3, impl: Impl = "auto") -> None:
         super().__init__()
+        self.impl = impl
         width = 2 * growth
         layers: list[nn.Module] = [nn.Conv2d(channels, width, 3, padding=1, bias=False)]
         for pool in (2, 2, None):
-            layers.append(_DenseBlock(width, growth, (depth - 4) // 6, pool))
+            layers.append(_DenseBlock(width, growth, (depth - 4) // 6, pool, impl))
             width += (depth - 4) // 6 * growth
             if pool:
                 layers.append(nn.Conv2d(width, width // 2, 1, bias=False))
@@ -43,7 +47,7 @@ class DenseNetBC(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         norms = (module for module in self.modules() if isinstance(module, _BatchNorm))
-        if kernels.at_hand(images) and all(map(_is_usual, norms)):
+        if supports(self.impl, images, traceable=True) and all(map(_is_unchanged, norms)):
             features: Tensor = self._uncompiled(images)
         else:
             features = self.layers(images)
@@ -51,46 +55,48 @@ class DenseNetBC(nn.Module):
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def _uncompiled(self, images: Tensor) -> Tensor:
-        """With kernels for its blocks there is nothing left to compile."""
+        """With kernels for the blocks, there is nothing left to compile."""
         features: Tensor = self.layers(images)
         return features
 
 
 class _DenseBlock(nn.Module):
-    """Layers that each read all channels before them; then a norm, an activation, and averages over squares.
+    """Layers that each read all channels before them, then a norm, an activation, and averages over squares.
 
-    The original pools last, after the convolution that follows: the same numbers, for four times the work.
+    The original averages after the convolution that follows: the same result for four times the work.
     """
 
-    def __init__(self, width: int, growth: int, depth: int, pool: int | None) -> None:
+    def __init__(self, width: int, growth: int, depth: int, pool: int | None, impl: Impl) -> None:
         super().__init__()
         layers = nn.ModuleList(_DenseLayer(width + at * growth, growth) for at in range(depth))
         self.layers: Sequence[_DenseLayer] = layers  # type: ignore[assignment]
         self.norm = _norm(width + depth * growth)
         self.pool = pool
         """Side of the squares; None for the whole image."""
+        self.impl = impl
+        self.kernel_options: dict[str, Any] = {}
+        """Further arguments of ``densenet_kernels.dense_block.dense_block``."""
 
     def forward(self, x: Tensor) -> Tensor:
-        if self._has_kernels(x):
+        if supports(self.impl, x) and supports(self.impl, needs=self._kernel_needs(x)):
             return self._by_kernels(x)
         for layer in self.layers:
             x = torch.cat([x, layer(x)], 1)
         x = F.relu(self.norm(x))
         return F.avg_pool2d(x, self.pool) if self.pool else F.adaptive_avg_pool2d(x, 1)
 
-    def _has_kernels(self, x: Tensor) -> bool:
-        """Whether the kernels can take the images, and do all that the modules would do."""
+    def _kernel_needs(self, x: Tensor) -> dict[str, bool]:
+        """What the kernels need in order to do all that the modules would do."""
         num_images, _, height, width = x.shape
         pool = self.pool or width
-        return (
-            kernels.usable(x)
-            and height == width
-            and width % pool == 0
-            and pool <= _MOST_POOLED
-            and num_images * width > 1  # a single pixel has no variance, and torch says so
-            and all(_is_usual(norm) for layer in self.layers for norm in (layer.squeeze_norm, layer.grow_norm))
-            and _is_usual(self.norm)
-        )
+        norms = [self.norm, *(norm for layer in self.layers for norm in (layer.squeeze_norm, layer.grow_norm))]
+        return {
+            "square images": height == width,
+            f"images whose side is a multiple of {pool}": width % pool == 0,
+            f"averages over at most {_MAX_POOL} x {_MAX_POOL} pixels": pool <= _MAX_POOL,
+            "more than one pixel": num_images * width > 1,  # one has no variance, and torch says so
+            "batch norms in training, as they were made": all(map(_is_unchanged, norms)),
+        }
 
     def _by_kernels(self, x: Tensor) -> Tensor:
         from shortlist.program.models.densenet_kernels.dense_block import dense_block  # needs Triton
@@ -104,16 +110,17 @@ class _DenseBlock(nn.Module):
             _affine(self.norm),
             eps=_EPS,
             pool=self.pool or x.shape[-1],
+            **self.kernel_options,
         )
-        shared, *own = statistics
-        observed = [(layer.grow_norm, each) for layer, each in zip(self.layers, own, strict=True)]
+        shared, *own_statistics = statistics
+        observed = [(layer.grow_norm, own) for layer, own in zip(self.layers, own_statistics, strict=True)]
         observed += [(norm, shared) for norm in (*(layer.squeeze_norm for layer in self.layers), self.norm)]
         _track(observed, x.numel() // x.shape[1])
         return out
 
 
 class _DenseLayer(nn.Module):
-    """What a layer adds to the channels that it was given."""
+    """The channels that one layer adds."""
 
     def __init__(self, width: int, growth: int) -> None:
         super().__init__()
@@ -129,7 +136,7 @@ class _DenseLayer(nn.Module):
 class ResNet(nn.Module):
     """The residual network of depth 6n + 2 for 32 x 32 images: three stages of n blocks, 16, 32 and 64 channels wide.
 
-    Its shortcuts have no parameters: where a stage begins they drop every other pixel and fill new channels with zeros.
+    The shortcuts have no parameters. At the start of a stage they drop every other pixel and add channels of zeros.
 
     Reference:
         He et al., Deep Residual Learning for Image Recognition, CVPR 2016, section 4.2.
@@ -154,7 +161,7 @@ class ResNet(nn.Module):
 
 
 class _ResidualBlock(nn.Module):
-    """Adds a correction to what it was given, at half the resolution if it widens it."""
+    """Adds a correction to its input, at half the resolution if it adds channels."""
 
     def __init__(self, width: int, wide: int) -> None:
         super().__init__()
@@ -182,8 +189,8 @@ def _norm(width: int) -> nn.BatchNorm2d:
     return nn.BatchNorm2d(width, eps=_EPS, momentum=_MOMENTUM)
 
 
-def _is_usual(norm: nn.Module) -> bool:
-    """Whether a norm is as it was made, and in training: not frozen, not one that asks other GPUs for statistics."""
+def _is_unchanged(norm: nn.Module) -> bool:
+    """True if a norm is in training and as it was made: not frozen, not one that synchronises GPUs."""
     return (
         type(norm) is nn.BatchNorm2d
         and norm.training
@@ -199,7 +206,7 @@ def _affine(norm: nn.BatchNorm2d) -> tuple[Tensor, Tensor]:
 
 
 def _track(observed: Sequence[tuple[nn.BatchNorm2d, "Statistics"]], pixels: int) -> None:
-    """Have norms follow the statistics of their channels, the first of those given: as they do, but all at once."""
+    """Update the running statistics of all norms at once. Each takes as many of the given channels as it has."""
     counters, running, seen = [], [], []
     for norm, statistics in observed:
         assert norm.num_batches_tracked is not None
@@ -215,7 +222,7 @@ def _track(observed: Sequence[tuple[nn.BatchNorm2d, "Statistics"]], pixels: int)
 
 
 def _initialise(network: nn.Module) -> None:
-    """Such that a layer keeps the size of the gradient (He et al. 2015)."""
+    """Initialise convolutions so that gradients keep their size (He et al. 2015)."""
     for module in network.modules():
         if isinstance(module, nn.Conv2d):
             fan_out = module.out_channels * math.prod(module.kernel_size)

@@ -20,7 +20,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from shortlist.kernels.launch import divided_up, power_of_2
+from shortlist.kernels.launch import ceil_div, next_power_of_2
 
 _COLUMNS_COMBINED = 16  # channels whose parts are added up together
 
@@ -41,12 +41,12 @@ class Tiling:
 
     def parts(self, rows: int) -> tuple[int, int]:
         """Rows of each part, whole tiles of them, and the number of parts."""
-        rows_a_part = divided_up(divided_up(rows, self.most_parts), self.rows) * self.rows
-        return rows_a_part, divided_up(rows, rows_a_part)
+        rows_a_part = ceil_div(ceil_div(rows, self.most_parts), self.rows) * self.rows
+        return rows_a_part, ceil_div(rows, rows_a_part)
 
     def for_squares(self, side: int) -> "Tiling":
         """Of as many pixels, where each row of a tile stands for a square of them."""
-        squares = power_of_2(side**2)
+        squares = next_power_of_2(side**2)
         return replace(self, rows=max(self.rows // squares, 1), warps=max(self.warps // squares, 1))
 
     def constants(self) -> dict[str, int]:
@@ -115,7 +115,7 @@ def observe(x_RC: Tensor, into: Statistics, copy_RC: Tensor | None = None) -> No
     unit = _unit(x_RC, copy_RC)
     means_PC, squares_PC = _partial_sums(x_RC, parts)
     with torch.cuda.device_of(x_RC):
-        _observe_kernel[parts, divided_up(columns, _OBSERVING.columns)](
+        _observe_kernel[parts, ceil_div(columns, _OBSERVING.columns)](
             x_RC,
             x_RC if copy_RC is None else copy_RC,
             means_PC,
@@ -129,7 +129,7 @@ def observe(x_RC: Tensor, into: Statistics, copy_RC: Tensor | None = None) -> No
             UNIT=unit,
             **_OBSERVING.constants(),
         )
-        _combine_statistics_kernel[(divided_up(columns, _COLUMNS_COMBINED),)](
+        _combine_statistics_kernel[(ceil_div(columns, _COLUMNS_COMBINED),)](
             means_PC,
             squares_PC,
             into.mean_C,
@@ -138,7 +138,7 @@ def observe(x_RC: Tensor, into: Statistics, copy_RC: Tensor | None = None) -> No
             columns,
             rows_a_part,
             parts,
-            PARTS=power_of_2(parts),
+            PARTS=next_power_of_2(parts),
             COLUMNS=_COLUMNS_COMBINED,
         )
 
@@ -151,7 +151,7 @@ def activate(x_RC: Tensor, statistics: Statistics, norm: Norm, *, width: int = 1
     rows_a_part, parts = tiling.parts(len(out_RC))
     unit = _unit(x_RC)
     with torch.cuda.device_of(x_RC):
-        _activate_kernel[parts, divided_up(columns, tiling.columns)](
+        _activate_kernel[parts, ceil_div(columns, tiling.columns)](
             x_RC,
             statistics.mean_C,
             statistics.var_C,
@@ -199,7 +199,7 @@ def pull(
     dots_PC, sums_PC = _partial_sums(x_RC, parts)
     weight_gradient_C, bias_gradient_C = torch.empty_like(norm.weight_C), torch.empty_like(norm.bias_C)
     with torch.cuda.device_of(x_RC):
-        _pull_kernel[parts, divided_up(columns, _PULLING.columns)](
+        _pull_kernel[parts, ceil_div(columns, _PULLING.columns)](
             upstream_RC,
             x_RC,
             statistics.mean_C,
@@ -221,7 +221,7 @@ def pull(
             UNIT=unit,
             **_PULLING.constants(),
         )
-        _combine_sums_kernel[(divided_up(columns, _COLUMNS_COMBINED),)](
+        _combine_sums_kernel[(ceil_div(columns, _COLUMNS_COMBINED),)](
             dots_PC,
             sums_PC,
             norm.weight_C,
@@ -232,7 +232,7 @@ def pull(
             columns,
             parts,
             ADDS=adds,
-            PARTS=power_of_2(parts),
+            PARTS=next_power_of_2(parts),
             COLUMNS=_COLUMNS_COMBINED,
         )
     return weight_gradient_C, bias_gradient_C
@@ -244,7 +244,7 @@ def settle(pulled: Pulled, x_RC: Tensor, statistics: Statistics, eps: float) -> 
     rows_a_part, parts = _SETTLING.parts(rows)
     out_RC, unit = x_RC.new_empty(rows, columns), _unit(x_RC, pulled.gradient_RC)
     with torch.cuda.device_of(x_RC):
-        _settle_kernel[parts, divided_up(columns, _SETTLING.columns)](
+        _settle_kernel[parts, ceil_div(columns, _SETTLING.columns)](
             pulled.gradient_RC,
             x_RC,
             statistics.mean_C,
