@@ -1,14 +1,12 @@
 """What the launcher of kernels remembers: a binary serves calls of its own kind and no others."""
 
-import importlib
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 
-pytest.importorskip("triton")
-launch = importlib.import_module("shortlist.kernels.launch")
+from shortlist.kernels import launch
 
 
 class Kernel:
@@ -43,7 +41,8 @@ OTHERS: list[dict[str, Any]] = [
     {"grid": (5, 1, 1)},
     {"scores": SCORES.double()},
     {"scores": ROOM[1:17]},  # at an address that is not divisible by 16
-    {"numbers": (16, 0.5)},  # a number that is: the compiler makes use of it
+    {"numbers": (16, 0.5)},  # a number that is divisible by 16: the compiler makes use of it
+    {"numbers": ((7, 16), 0.5)},
     {"numbers": (7, 0.25)},
     {"constants": (64, True)},
 ]
@@ -70,9 +69,8 @@ def test_a_call_of_another_kind_is_compiled_anew(other: dict[str, Any]) -> None:
     assert (kernel.compiled, kernel.launched_again) == (2, 2)
 
 
-def test_sizes_that_never_come_again_do_not_pile_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launch, "_MOST", 10)
-    launcher = launch.Launcher(Kernel())
+def test_sizes_that_never_come_again_do_not_pile_up() -> None:
+    launcher = launch.Launcher(Kernel(), max_binaries=10)
     for size in range(100):
         call(launcher, **USUAL | {"numbers": (size, 0.5)})
-    assert len(launcher._binaries) <= 10
+    assert 0 < len(launcher) <= 10

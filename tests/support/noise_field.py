@@ -1,7 +1,7 @@
-"""The noise of the lazy kernels laid out in full, cell by cell, in plain numpy: their twin.
+"""The noise of the kernels, all of it, in plain numpy: their twin.
 
-The kernels look at a few cells of this field; here every cell is there, so that the plain loss, given this noise, must
-agree with them in value and gradient. Written from the description, not from the kernels' way of going about it.
+The kernels draw a small part of this noise. Here all of it is drawn, so the plain loss, given this noise, must agree
+with them in value and gradient. Written from the description, not from the code of the kernels.
 """
 
 import numpy as np
@@ -32,10 +32,10 @@ def row_keys(seed: int, row: int, purpose: int) -> tuple[Bits, Bits]:
     return words[0], words[1]
 
 
-def cell_bits(places: NDArray[np.int64], draw: int, keys: tuple[Bits, Bits]) -> Bits:
+def cell_bits(positions: NDArray[np.int64], draw: int, keys: tuple[Bits, Bits]) -> Bits:
     with np.errstate(over="ignore"):
-        place = mix(places.astype(np.uint32) * np.uint32(0x9E3779B1) ^ keys[0])
-        return mix(place ^ (np.uint32(draw) * np.uint32(0x85EBCA77) + keys[1]))
+        position = mix(positions.astype(np.uint32) * np.uint32(0x9E3779B1) ^ keys[0])
+        return mix(position ^ (np.uint32(draw) * np.uint32(0x85EBCA77) + keys[1]))
 
 
 def uniform(bits: Bits) -> NDArray[np.float64]:
@@ -43,53 +43,56 @@ def uniform(bits: Bits) -> NDArray[np.float64]:
 
 
 def own_normals(num_classes: int, seed: int, row: int, draw: int) -> NDArray[np.float64]:
-    """One for each class: 31 bits for the size, one for the sign."""
+    """One normal for each class: 31 bits for the size, one for the sign."""
     bits = cell_bits(np.arange(num_classes), draw, row_keys(seed, row, _OWN))
     size: NDArray[np.float64] = -ndtri(((bits >> np.uint32(1)).astype(np.float64) + 0.5) / 2**32)
     return np.where(bits & np.uint32(1), -size, size)
 
 
 def tile_normals(num_classes: int, seed: int, row: int, draw: int) -> NDArray[np.float64]:
-    """For each tile its normals from the largest down, at places in random order."""
+    """For each tile its normals from the largest down, assigned to its classes in random order."""
+    return _tile_normals(num_classes, seed, row, 1, first_draw=draw)[0]
+
+
+def _tile_normals(num_classes: int, seed: int, row: int, n_samples: int, first_draw: int = 0) -> NDArray[np.float64]:
+    """``(B, L)``: all tiles of all draws at once."""
     num_tiles = -(-num_classes // T)
-    starts = cell_bits(np.arange(num_tiles), draw, row_keys(seed, row, _TILE))
-    field = np.empty(num_tiles * T)
+    keys = row_keys(seed, row, _TILE)
+    starts = [cell_bits(np.arange(num_tiles), first_draw + draw, keys) for draw in range(n_samples)]
+    bits = np.concatenate(starts)
+    tile = np.arange(len(bits))
+    field = np.empty((len(bits), T))
+    is_taken = np.zeros((len(bits), T), bool)
+    tail = -np.expm1(np.log1p(-uniform(bits)) / T)
+    step = 0
     with np.errstate(over="ignore"):
-        for tile, bits in enumerate(starts):
-            taken: set[int] = set()
-            step = 0
-            tail = -np.expm1(np.log1p(-uniform(bits)) / T)
-            while len(taken) < T:
-                step += 1
-                onwards = np.uint32(0x68E31DA4) + np.uint32(step) * np.uint32(0x9E3779B1)
-                bits = mix(bits + onwards)
-                at = int(bits % T)
-                fresh = at not in taken
-                if fresh:
-                    taken.add(at)
-                    field[tile * T + at] = -ndtri(tail)
-                bits = mix(bits + onwards)
-                if fresh and len(taken) < T:
-                    tail += (1 - tail) * -np.expm1(np.log1p(-uniform(bits)) / (T - len(taken)))
-    return field[:num_classes]
+        while not is_taken.all():
+            step += 1
+            onwards = np.uint32(0x68E31DA4) + np.uint32(step) * np.uint32(0x9E3779B1)
+            bits = mix(bits + onwards)
+            at = bits % np.uint32(T)
+            is_fresh = ~is_taken[tile, at]
+            field[tile[is_fresh], at[is_fresh]] = -ndtri(tail[is_fresh])
+            is_taken[tile, at] = True
+            bits = mix(bits + onwards)
+            left = np.maximum(T - is_taken.sum(1), 1)
+            following = tail + (1 - tail) * -np.expm1(np.log1p(-uniform(bits)) / left)
+            tail = np.where(is_fresh, following, tail)
+    return field.reshape(n_samples, num_tiles * T)[:, :num_classes]
 
 
 def noise(
-    scores: NDArray[np.float64], cold: tuple[float, float] | None, seed: int, row: int, num_draws: int
+    scores: NDArray[np.float64], cutoffs: tuple[float, float] | None, seed: int, row: int, n_samples: int
 ) -> NDArray[np.float64]:
-    """``(L, B)``: its tile's normals where a class is cold, its own where it is hot or the row is short.
+    """``(L, B)``: its own normal where a class is hot or the row is dense, that of its tile where it is cold.
 
     Args:
         scores: Those of a row.
-        cold: A level, and what scores of cold classes do not exceed, measured from it; None for a short row.
+        cutoffs: The level and, measured from it, the cold limit; None for a row that is sampled densely.
     """
-    columns = []
-    for draw in range(num_draws):
-        own = own_normals(len(scores), seed, row, draw)
-        if cold is None:
-            columns.append(own)
-        else:
-            level, limit = cold
-            hot = scores - level > limit
-            columns.append(np.where(hot, own, tile_normals(len(scores), seed, row, draw)))
-    return np.stack(columns, -1)
+    own = np.stack([own_normals(len(scores), seed, row, draw) for draw in range(n_samples)], -1)
+    if cutoffs is None:
+        return own
+    level, cold_limit = cutoffs
+    is_hot = scores - level > cold_limit
+    return np.where(is_hot[:, None], own, _tile_normals(len(scores), seed, row, n_samples).T)

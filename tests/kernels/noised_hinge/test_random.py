@@ -1,8 +1,8 @@
-"""The law of the noise that the kernels see: independent standard normals, however it was come by.
+"""The law of the noise that the kernels see: independent standard normals.
 
-``test_noised_hinge.py`` shows that the kernels compute the plain loss on this noise. The seeds are fixed, so
-these tests pass or fail for good; over the choice of seeds each comparison of laws here would fail a right one once in
-10,000 times (``tests.support.laws.LEVEL``).
+``test_sample.py`` shows that the kernels compute the plain loss on this noise. The seeds are fixed, so these tests
+always pass or always fail. Over the choice of seeds, each would fail a correct law once in 10,000 times
+(``tests.support.laws.LEVEL``).
 """
 
 import numpy as np
@@ -33,7 +33,7 @@ def test_each_normal_of_a_tile_is_standard(tiles: NDArray[np.float64]) -> None:
 
 
 def test_the_normals_of_a_tile_are_independent(tiles: NDArray[np.float64]) -> None:
-    # Were they drawn together or apart, their sums and the sums of their squares would vary too much or too little.
+    # If they were dependent, their sums and the sums of their squares would vary too much or too little.
     assert_law(tiles.sum(1) / np.sqrt(noise_field.T), "norm")
     assert_law((tiles**2).sum(1), "chi2", noise_field.T)
 

@@ -147,8 +147,8 @@ def hot_list(search, row, HOT: tl.constexpr):
 def tile_limit(best, threshold, epsilon):
     """The tile limit for a largest cold score."""
     tail = upper_tail((threshold - best) / epsilon) * 1.001
-    chance = 1.0 - tl.exp(TILE * tl.log(1.0 - tl.minimum(tail, 0.9)))
-    chance = tl.where(tail < 1e-4, TILE * tail, chance)
+    chance = 1.0 - tl.exp(tl.log(1.0 - tl.minimum(tail, 0.9)) * TILE)
+    chance = tl.where(tail < 1e-4, tail * TILE, chance)
     # The largest float below 2^32: a tile that is certain to open does so in all but one of 2^24 cases.
     limit = tl.minimum(chance * 4294967296.0, 4294967040.0).to(tl.uint32)
     return tl.where(tail < 0.5, limit, tl.full([], 0xFFFFFFFF, tl.uint32))

@@ -1,15 +1,16 @@
-"""Batch norm with its activation, in pieces: so that several layers can share the statistics of one channel.
+"""Batch norm and ReLU in pieces, so that several layers can share the statistics of a channel.
 
-``observe`` gathers statistics, ``activate`` is ``relu(weight x^ + bias)`` of ``x^ = (x - mean) / deviation``. On the
-way back ``pull`` adds a layer's gradient in ``x^`` to those of others and sums up what its weights and biases need.
-When all layers that read a channel have pulled, ``settle`` takes their sum g through the statistics:
+Forward, ``compute_statistics`` finds mean and variance, and ``activate`` is ``relu(weight x^ + bias)`` of
+``x^ = (x - mean) / deviation``. Backward, ``activate_backward`` adds a layer's gradient in ``x^`` to those of other
+layers, and sums up the gradients of its weights and biases. When all layers that read a channel have done so,
+``statistics_backward`` takes the sum g through the statistics:
 
     dx = (g - mean(g) - x^ mean(g x^)) / deviation.
 
-The two means cost nothing more: with ``g = sum over layers i of weight_i g_i`` they follow from the gradients of the
+The two means cost nothing: with ``g = sum over layers i of weight_i g_i`` they follow from the gradients of the
 parameters, ``sum(g) = sum over i of weight_i dbias_i`` and ``sum(g x^) = sum over i of weight_i dweight_i``.
 
-Shape suffixes: R rows, the pixels of all images; C channels, which are together in memory; P parts of the rows.
+Shape suffixes: R rows, the pixels of all images; C channels, adjacent in memory; P parts of the rows.
 """
 
 # Kernels cannot be annotated: Triton would read the annotations.
@@ -22,30 +23,30 @@ from torch import Tensor
 
 from shortlist.kernels.launch import ceil_div, next_power_of_2
 
-_COLUMNS_COMBINED = 16  # channels whose parts are added up together
+_COLUMNS_COMBINED = 16  # channels whose parts one program adds up
 
 
 @dataclass(frozen=True)
 class Tiling:
-    """How a kernel cuts its work."""
+    """How a kernel divides its work."""
 
     rows: int
     """Pixels of a tile."""
     columns: int
     """Channels of a tile."""
-    most_parts: int
-    """Each part of the pixels is one program's, tile after tile."""
+    max_parts: int
+    """Parts of the pixels. One program works on each, tile after tile."""
     warps: int
     stages: int
-    """Tiles that are on their way from memory or being worked on."""
+    """Tiles that are loaded ahead or being worked on."""
 
     def parts(self, rows: int) -> tuple[int, int]:
-        """Rows of each part, whole tiles of them, and the number of parts."""
-        rows_a_part = ceil_div(ceil_div(rows, self.most_parts), self.rows) * self.rows
+        """The rows of each part, a multiple of a tile, and the number of parts."""
+        rows_a_part = ceil_div(ceil_div(rows, self.max_parts), self.rows) * self.rows
         return rows_a_part, ceil_div(rows, rows_a_part)
 
     def for_squares(self, side: int) -> "Tiling":
-        """Of as many pixels, where each row of a tile stands for a square of them."""
+        """A tiling of as many pixels, where each row of a tile stands for a square of them."""
         squares = next_power_of_2(side**2)
         return replace(self, rows=max(self.rows // squares, 1), warps=max(self.warps // squares, 1))
 
@@ -53,16 +54,22 @@ class Tiling:
         return {"ROWS": self.rows, "COLUMNS": self.columns, "STAGES": self.stages, "num_warps": self.warps}
 
 
-# Found by a sweep on an H200, over the shapes of DenseNet 40-40 with batches of 64.
-_OBSERVING = Tiling(rows=16, columns=64, most_parts=256, warps=2, stages=3)
-_ACTIVATING = Tiling(rows=16, columns=128, most_parts=512, warps=4, stages=3)
-_PULLING = Tiling(rows=16, columns=64, most_parts=256, warps=2, stages=3)
-_SETTLING = Tiling(rows=128, columns=64, most_parts=256, warps=8, stages=2)
+@dataclass(frozen=True)
+class Tilings:
+    """Those of all kernels, found by a sweep on an H200 over the shapes of DenseNet 40-40 with batches of 64."""
+
+    statistics: Tiling = Tiling(rows=16, columns=64, max_parts=256, warps=2, stages=3)
+    activate: Tiling = Tiling(rows=16, columns=128, max_parts=512, warps=4, stages=3)
+    activate_backward: Tiling = Tiling(rows=16, columns=64, max_parts=256, warps=2, stages=3)
+    statistics_backward: Tiling = Tiling(rows=128, columns=64, max_parts=256, warps=8, stages=2)
+
+
+TILINGS = Tilings()
 
 
 @dataclass(frozen=True)
 class Statistics:
-    """Of the channels of a batch."""
+    """The mean and variance of the channels of a batch."""
 
     mean_C: Tensor
     var_C: Tensor
@@ -74,48 +81,50 @@ class Statistics:
 
 @dataclass(frozen=True)
 class Norm:
-    """What a layer makes of normalised channels."""
+    """What a layer does to normalised channels."""
 
     weight_C: Tensor
     bias_C: Tensor
     eps: float
-    """Added to the variances; the same in all layers that share them."""
+    """Added to the variances; the same for all layers that share them."""
 
 
 @dataclass(frozen=True)
-class Pulled:
-    """The gradient in normalised channels, added up over layers."""
+class NormalizedGradient:
+    """The gradient in the normalised channels, summed over layers."""
 
     gradient_RC: Tensor
     sum_C: Tensor
     dot_C: Tensor
-    """Its sum with the normalised channels as factors."""
+    """The sum of its products with the normalised channels."""
 
-    def of(self, first: int, end: int) -> "Pulled":
-        return Pulled(self.gradient_RC[:, first:end], self.sum_C[first:end], self.dot_C[first:end])
+    def of(self, first: int, end: int) -> "NormalizedGradient":
+        return NormalizedGradient(self.gradient_RC[:, first:end], self.sum_C[first:end], self.dot_C[first:end])
 
 
 def empty_statistics(x_RC: Tensor) -> Statistics:
     return Statistics(*_two_a_channel(x_RC))
 
 
-def pulled_into(gradient_RC: Tensor) -> Pulled:
-    """Where the first to ``pull`` leaves its gradient, and others add theirs."""
-    return Pulled(gradient_RC, *_two_a_channel(gradient_RC))
+def empty_gradient(gradient_RC: Tensor) -> NormalizedGradient:
+    """Where the first layer stores its gradient, and the others add theirs."""
+    return NormalizedGradient(gradient_RC, *_two_a_channel(gradient_RC))
 
 
 def _two_a_channel(x_RC: Tensor) -> Tensor:
     return torch.empty(2, x_RC.shape[1], dtype=torch.float32, device=x_RC.device)
 
 
-def observe(x_RC: Tensor, into: Statistics, copy_RC: Tensor | None = None) -> None:
-    """Gather the statistics, and on the way copy what was observed to ``copy_RC``."""
+def compute_statistics(
+    x_RC: Tensor, into: Statistics, copy_RC: Tensor | None = None, *, tiling: Tiling = TILINGS.statistics
+) -> None:
+    """Compute the statistics, and copy the channels to ``copy_RC`` in the same pass."""
     rows, columns = x_RC.shape
-    rows_a_part, parts = _OBSERVING.parts(rows)
+    rows_a_part, parts = tiling.parts(rows)
     unit = _unit(x_RC, copy_RC)
     means_PC, squares_PC = _partial_sums(x_RC, parts)
     with torch.cuda.device_of(x_RC):
-        _observe_kernel[parts, ceil_div(columns, _OBSERVING.columns)](
+        _statistics_kernel[parts, ceil_div(columns, tiling.columns)](
             x_RC,
             x_RC if copy_RC is None else copy_RC,
             means_PC,
@@ -127,7 +136,7 @@ def observe(x_RC: Tensor, into: Statistics, copy_RC: Tensor | None = None) -> No
             rows_a_part,
             COPIES=copy_RC is not None,
             UNIT=unit,
-            **_OBSERVING.constants(),
+            **tiling.constants(),
         )
         _combine_statistics_kernel[(ceil_div(columns, _COLUMNS_COMBINED),)](
             means_PC,
@@ -143,11 +152,19 @@ def observe(x_RC: Tensor, into: Statistics, copy_RC: Tensor | None = None) -> No
         )
 
 
-def activate(x_RC: Tensor, statistics: Statistics, norm: Norm, *, width: int = 1, pool: int = 1) -> Tensor:
+def activate(
+    x_RC: Tensor,
+    statistics: Statistics,
+    norm: Norm,
+    *,
+    width: int = 1,
+    pool: int = 1,
+    tiling: Tiling = TILINGS.activate,
+) -> Tensor:
     """Normalise and activate, and average over squares of ``pool`` by ``pool`` pixels of images ``width`` wide."""
     rows, columns = x_RC.shape
     out_RC = x_RC.new_empty(rows // pool**2, columns)
-    tiling = _ACTIVATING.for_squares(pool)
+    tiling = tiling.for_squares(pool)
     rows_a_part, parts = tiling.parts(len(out_RC))
     unit = _unit(x_RC)
     with torch.cuda.device_of(x_RC):
@@ -171,46 +188,47 @@ def activate(x_RC: Tensor, statistics: Statistics, norm: Norm, *, width: int = 1
     return out_RC
 
 
-def pull(
+def activate_backward(
     upstream_RC: Tensor,
     x_RC: Tensor,
     statistics: Statistics,
     norm: Norm,
-    pulled: Pulled,
+    into: NormalizedGradient,
     *,
     adds: bool = False,
     width: int = 1,
     pool: int = 1,
+    tiling: Tiling = TILINGS.activate_backward,
 ) -> tuple[Tensor, Tensor]:
-    """Take the gradient of ``activate``'s result back to the normalised channels.
+    """From the gradient in the result of ``activate`` to that in the normalised channels.
 
     Args:
-        upstream_RC: In the result; its rows are in order and lie close together.
-        x_RC: As given to ``activate``, like all that follows.
-        pulled: Where the gradient goes. It may be ``upstream_RC`` itself unless that was pooled.
-        adds: To what is there, in place of overwriting it.
+        upstream_RC: The gradient in the result, contiguous.
+        x_RC, statistics, norm, width, pool: As given to ``activate``.
+        into: Where the gradient goes. It may be ``upstream_RC`` itself unless that was pooled.
+        adds: Add to what is there; otherwise overwrite it.
 
     Returns:
         The gradients of the norm's weight and bias.
     """
     rows, columns = x_RC.shape
-    rows_a_part, parts = _PULLING.parts(rows)
-    unit = _unit(x_RC, pulled.gradient_RC)
+    rows_a_part, parts = tiling.parts(rows)
+    unit = _unit(x_RC, into.gradient_RC)
     dots_PC, sums_PC = _partial_sums(x_RC, parts)
     weight_gradient_C, bias_gradient_C = torch.empty_like(norm.weight_C), torch.empty_like(norm.bias_C)
     with torch.cuda.device_of(x_RC):
-        _pull_kernel[parts, ceil_div(columns, _PULLING.columns)](
+        _activate_backward_kernel[parts, ceil_div(columns, tiling.columns)](
             upstream_RC,
             x_RC,
             statistics.mean_C,
             statistics.var_C,
             norm.weight_C,
             norm.bias_C,
-            pulled.gradient_RC,
+            into.gradient_RC,
             dots_PC,
             sums_PC,
             x_RC.stride(0) // unit,
-            pulled.gradient_RC.stride(0) // unit,
+            into.gradient_RC.stride(0) // unit,
             rows,
             columns // unit,
             rows_a_part,
@@ -219,7 +237,7 @@ def pull(
             ADDS=adds,
             POOL=pool,
             UNIT=unit,
-            **_PULLING.constants(),
+            **tiling.constants(),
         )
         _combine_sums_kernel[(ceil_div(columns, _COLUMNS_COMBINED),)](
             dots_PC,
@@ -227,8 +245,8 @@ def pull(
             norm.weight_C,
             weight_gradient_C,
             bias_gradient_C,
-            pulled.dot_C,
-            pulled.sum_C,
+            into.dot_C,
+            into.sum_C,
             columns,
             parts,
             ADDS=adds,
@@ -238,39 +256,46 @@ def pull(
     return weight_gradient_C, bias_gradient_C
 
 
-def settle(pulled: Pulled, x_RC: Tensor, statistics: Statistics, eps: float) -> Tensor:
-    """The gradient in the channels themselves, rows close together."""
+def statistics_backward(
+    of_normalized: NormalizedGradient,
+    x_RC: Tensor,
+    statistics: Statistics,
+    eps: float,
+    *,
+    tiling: Tiling = TILINGS.statistics_backward,
+) -> Tensor:
+    """The gradient in the channels themselves, contiguous."""
     rows, columns = x_RC.shape
-    rows_a_part, parts = _SETTLING.parts(rows)
-    out_RC, unit = x_RC.new_empty(rows, columns), _unit(x_RC, pulled.gradient_RC)
+    rows_a_part, parts = tiling.parts(rows)
+    out_RC, unit = x_RC.new_empty(rows, columns), _unit(x_RC, of_normalized.gradient_RC)
     with torch.cuda.device_of(x_RC):
-        _settle_kernel[parts, ceil_div(columns, _SETTLING.columns)](
-            pulled.gradient_RC,
+        _statistics_backward_kernel[parts, ceil_div(columns, tiling.columns)](
+            of_normalized.gradient_RC,
             x_RC,
             statistics.mean_C,
             statistics.var_C,
-            pulled.dot_C,
-            pulled.sum_C,
+            of_normalized.dot_C,
+            of_normalized.sum_C,
             out_RC,
-            pulled.gradient_RC.stride(0) // unit,
+            of_normalized.gradient_RC.stride(0) // unit,
             x_RC.stride(0) // unit,
             rows,
             columns // unit,
             rows_a_part,
             eps,
             UNIT=unit,
-            **_SETTLING.constants(),
+            **tiling.constants(),
         )
     return out_RC
 
 
 def _unit(*tensors_RC: Tensor | None) -> int:
-    """Channels that are read together, where rows begin and end at multiples of it. Kernels count in this unit.
+    """Channels that can be read together, since rows begin and end at multiples of it. Kernels count in this unit.
 
-    So Triton knows what their numbers are multiples of; it guesses at multiples of 16 alone.
+    So Triton knows what their numbers are multiples of. By itself it only notices multiples of 16.
     """
-    places = [place for each in tensors_RC if each is not None for place in (each.shape[1], each.stride(0))]
-    return 8 if all(place % 8 == 0 for place in places) else 1
+    sizes = [size for x_RC in tensors_RC if x_RC is not None for size in (x_RC.shape[1], x_RC.stride(0))]
+    return 8 if all(size % 8 == 0 for size in sizes) else 1
 
 
 def _partial_sums(x_RC: Tensor, parts: int) -> Tensor:
@@ -278,23 +303,11 @@ def _partial_sums(x_RC: Tensor, parts: int) -> Tensor:
 
 
 @triton.jit
-def _observe_kernel(
-    x_ptr,
-    copy_ptr,
-    means_ptr,
-    squares_ptr,
-    x_stride,
-    copy_stride,
-    rows,
-    columns,
-    rows_a_part,
-    COPIES: tl.constexpr,
-    UNIT: tl.constexpr,
-    STAGES: tl.constexpr,
-    ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-):
-    """Mean, and sum of squares around it, of a part of the rows."""
+def _statistics_kernel(
+    x_ptr, copy_ptr, means_ptr, squares_ptr, x_stride, copy_stride, rows, columns, rows_a_part,
+    COPIES: tl.constexpr, UNIT: tl.constexpr, STAGES: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    """The mean of a part of the rows, and the sum of squares around it."""
     columns *= UNIT
     x_stride *= UNIT
     copy_stride *= UNIT
@@ -302,7 +315,7 @@ def _observe_kernel(
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     exists = column < columns
     first = part.to(tl.int64) * rows_a_part
-    # Squares are summed around some value of the channel: around zero they would cancel where the mean is large.
+    # Squares are summed around some value of the channel. Around zero they would cancel where the mean is large.
     pivot = tl.load(x_ptr + first * x_stride + column, mask=exists, other=0.0).to(tl.float32)
     sums = tl.zeros([ROWS, COLUMNS], tl.float32)
     squares = tl.zeros([ROWS, COLUMNS], tl.float32)
@@ -324,24 +337,16 @@ def _observe_kernel(
 
 @triton.jit
 def _combine_statistics_kernel(
-    means_ptr,
-    squares_ptr,
-    mean_ptr,
-    var_ptr,
-    rows,
-    columns,
-    rows_a_part,
-    parts,
-    PARTS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-):
+    means_ptr, squares_ptr, mean_ptr, var_ptr, rows, columns, rows_a_part, parts,
+    PARTS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
     column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     part = tl.arange(0, PARTS)[:, None]
     here = (part < parts) & (column < columns)[None, :]
     means = tl.load(means_ptr + part * columns + column[None, :], mask=here, other=0.0)
     squares = tl.load(squares_ptr + part * columns + column[None, :], mask=here, other=0.0)
     share = tl.where(part < parts, tl.minimum(rows - part * rows_a_part, rows_a_part), 0).to(tl.float32) / rows
-    # Around the first part's: shares add up to one but for rounding, which the mean itself would magnify.
+    # Around the mean of the first part: the shares add up to one except for rounding, which the mean would magnify.
     pivot = tl.load(means_ptr + column, mask=column < columns, other=0.0)
     mean = pivot + tl.sum(share * (means - pivot[None, :]), 0)
     off = means - mean[None, :]
@@ -358,9 +363,9 @@ def _inverse_deviation(var_ptr, column, exists, eps):
 
 @triton.jit
 def _line(mean_ptr, var_ptr, weight_ptr, bias_ptr, column, exists, eps):
-    """Slope and offset of what a norm makes of each channel.
+    """Slope and offset of a norm for each channel.
 
-    The way back decides by the same numbers as the way there what the activation cuts.
+    Forward and backward use the same numbers to decide where the activation is zero.
     """
     scale = tl.load(weight_ptr + column, mask=exists, other=0.0) * _inverse_deviation(var_ptr, column, exists, eps)
     mean = tl.load(mean_ptr + column, mask=exists, other=0.0)
@@ -369,24 +374,9 @@ def _line(mean_ptr, var_ptr, weight_ptr, bias_ptr, column, exists, eps):
 
 @triton.jit
 def _activate_kernel(
-    x_ptr,
-    mean_ptr,
-    var_ptr,
-    weight_ptr,
-    bias_ptr,
-    out_ptr,
-    x_stride,
-    out_rows,
-    columns,
-    rows_a_part,
-    width,
-    eps,
-    POOL: tl.constexpr,
-    UNIT: tl.constexpr,
-    STAGES: tl.constexpr,
-    ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-):
+    x_ptr, mean_ptr, var_ptr, weight_ptr, bias_ptr, out_ptr, x_stride, out_rows, columns, rows_a_part, width, eps,
+    POOL: tl.constexpr, UNIT: tl.constexpr, STAGES: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
     columns *= UNIT
     x_stride *= UNIT
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
@@ -409,30 +399,12 @@ def _activate_kernel(
 
 
 @triton.jit
-def _pull_kernel(
-    upstream_ptr,
-    x_ptr,
-    mean_ptr,
-    var_ptr,
-    weight_ptr,
-    bias_ptr,
-    gradient_ptr,
-    dots_ptr,
-    sums_ptr,
-    x_stride,
-    gradient_stride,
-    rows,
-    columns,
-    rows_a_part,
-    width,
-    eps,
-    ADDS: tl.constexpr,
-    POOL: tl.constexpr,
-    UNIT: tl.constexpr,
-    STAGES: tl.constexpr,
-    ROWS: tl.constexpr,
+def _activate_backward_kernel(
+    upstream_ptr, x_ptr, mean_ptr, var_ptr, weight_ptr, bias_ptr, gradient_ptr, dots_ptr, sums_ptr, x_stride,
+    gradient_stride, rows, columns, rows_a_part, width, eps,
+    ADDS: tl.constexpr, POOL: tl.constexpr, UNIT: tl.constexpr, STAGES: tl.constexpr, ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
-):
+):  # fmt: skip
     columns *= UNIT
     x_stride *= UNIT
     gradient_stride *= UNIT
@@ -452,7 +424,7 @@ def _pull_kernel(
             source = (row // width // POOL) * (width // POOL) + (row % width) // POOL
         x = tl.load(x_ptr + row[:, None] * x_stride + column[None, :], mask=here, other=0.0).to(tl.float32)
         upstream = tl.load(upstream_ptr + source[:, None] * columns + column[None, :], mask=here, other=0.0)
-        # As in torch a NaN lets the gradient pass.
+        # As in torch, a NaN lets the gradient pass.
         cut = x * scale[None, :] + shift[None, :] <= 0
         gradient = tl.where(cut, 0.0, upstream.to(tl.float32) / (POOL * POOL))
         sums += gradient
@@ -469,19 +441,9 @@ def _pull_kernel(
 
 @triton.jit
 def _combine_sums_kernel(
-    dots_ptr,
-    sums_ptr,
-    weight_ptr,
-    weight_gradient_ptr,
-    bias_gradient_ptr,
-    dot_ptr,
-    sum_ptr,
-    columns,
-    parts,
-    ADDS: tl.constexpr,
-    PARTS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-):
+    dots_ptr, sums_ptr, weight_ptr, weight_gradient_ptr, bias_gradient_ptr, dot_ptr, sum_ptr, columns, parts,
+    ADDS: tl.constexpr, PARTS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
     column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     exists = column < columns
     part = tl.arange(0, PARTS)[:, None]
@@ -501,25 +463,11 @@ def _combine_sums_kernel(
 
 
 @triton.jit
-def _settle_kernel(
-    gradient_ptr,
-    x_ptr,
-    mean_ptr,
-    var_ptr,
-    dot_ptr,
-    sum_ptr,
-    out_ptr,
-    gradient_stride,
-    x_stride,
-    rows,
-    columns,
-    rows_a_part,
-    eps,
-    UNIT: tl.constexpr,
-    STAGES: tl.constexpr,
-    ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-):
+def _statistics_backward_kernel(
+    gradient_ptr, x_ptr, mean_ptr, var_ptr, dot_ptr, sum_ptr, out_ptr, gradient_stride, x_stride, rows, columns,
+    rows_a_part, eps,
+    UNIT: tl.constexpr, STAGES: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
     columns *= UNIT
     x_stride *= UNIT
     gradient_stride *= UNIT

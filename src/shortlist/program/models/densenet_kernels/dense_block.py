@@ -1,12 +1,13 @@
-"""A block of DenseNet in training: convolutions by the libraries made for them, all between by ``batch_norm``.
+"""A block of DenseNet in training: torch computes the convolutions, ``batch_norm`` everything between them.
 
-Every layer of a block normalises all channels that came before it. The statistics of a channel are the same in each of
-these layers, so they are gathered once, when it is made. Channels are written to where the next layers read them, so
-nothing is concatenated; and their gradients are added up where they are.
+Every layer of a block normalises all channels before it. The statistics of a channel are the same for all these layers,
+so they are computed once, when the channel is made. Channels are written to where the next layers read them, so nothing
+is concatenated, and their gradients are summed in place.
 """
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,38 +16,46 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from shortlist.program.models.densenet_kernels.batch_norm import (
+    TILINGS,
     Norm,
     Statistics,
+    Tilings,
     activate,
+    activate_backward,
+    compute_statistics,
+    empty_gradient,
     empty_statistics,
-    observe,
-    pull,
-    pulled_into,
-    settle,
+    statistics_backward,
 )
 
 _PARAMETERS_A_LAYER = 6
 
 
 def dense_block(
-    images: Tensor, layers: Sequence[Sequence[Tensor]], last_norm: Sequence[Tensor], *, eps: float, pool: int
+    images: Tensor,
+    layers: Sequence[Sequence[Tensor]],
+    last_norm: Sequence[Tensor],
+    *,
+    eps: float,
+    pool: int,
+    tilings: Tilings = TILINGS,
 ) -> tuple[Tensor, list[Statistics]]:
-    """All layers of a block, and the norm, the activation and the average pooling behind it.
+    """All layers of a block, then a norm, an activation and average pooling.
 
     Args:
         images: ``(N, C, H, W)``.
-        layers: Of each layer weight and bias of its first norm, the kernel of its convolution of 1 x 1, weight and bias
-            of its second norm, and the kernel of its convolution of 3 x 3.
+        layers: For each layer the weight and bias of its first norm, the kernel of its 1 x 1 convolution, the weight
+            and bias of its second norm, and the kernel of its 3 x 3 convolution.
         last_norm: Weight and bias.
         eps: Added to all variances.
-        pool: Side of the squares to average over: small, for it is unrolled, and a divisor of H and W.
+        pool: Side of the squares to average over: a divisor of H and W, and small, since it is unrolled.
 
     Returns:
-        ``(N, C + growth * layers, H / pool, W / pool)``, and the statistics of all these channels, then of what each
-        layer's first convolution gave.
+        ``(N, C + growth * layers, H / pool, W / pool)``, then the statistics of all these channels, and those of the
+        output of each layer's first convolution.
     """
     parameters = [parameter for layer in (*layers, last_norm) for parameter in layer]
-    out, *statistics = _DenseBlock.apply(images, pool, eps, *parameters)
+    out, *statistics = _DenseBlock.apply(images, pool, eps, tilings, *parameters)
     return out, list(_paired(statistics))
 
 
@@ -54,40 +63,44 @@ def dense_block(
 class _Layer:
     squeeze_norm: Norm
     squeeze: Tensor
-    """``(width, channels)``: a convolution of 1 x 1 is a product of matrices."""
+    """``(width, channels)``: a 1 x 1 convolution is a matrix product."""
     grow_norm: Norm
     grow: Tensor
 
 
 class _DenseBlock(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, images: Tensor, pool: int, eps: float, *parameters: Tensor) -> tuple[Tensor, ...]:
-        ctx.dtypes = [each.dtype for each in parameters]
-        # Kernels of convolutions in the type of the images; norms keep theirs.
-        used = _converted(parameters, [images.dtype if each.dim() == 4 else each.dtype for each in parameters])
+    def forward(
+        ctx: Any, images: Tensor, pool: int, eps: float, tilings: Tilings, *parameters: Tensor
+    ) -> tuple[Tensor, ...]:
+        ctx.dtypes = [parameter.dtype for parameter in parameters]
+        # Convolutions in the dtype of the images; norms keep theirs.
+        used = _converted(parameters, [images.dtype if value.dim() == 4 else value.dtype for value in parameters])
         layers, last_norm = _layers(used, eps)
+        to_statistics = partial(compute_statistics, tiling=tilings.statistics)
+        to_activated = partial(activate, tiling=tilings.activate)
         num_images, channels, height, width = images.shape
         total = channels + sum(len(layer.grow) for layer in layers)
         features_RC = images.new_empty(num_images * height * width, total)
         shared = empty_statistics(features_RC)
-        observe(_rows(images), shared.of(0, channels), features_RC[:, :channels])
+        to_statistics(_rows(images), shared.of(0, channels), features_RC[:, :channels])
         kept, statistics = [], [shared]
         for layer in layers:
-            activated_RC = activate(features_RC[:, :channels], shared.of(0, channels), layer.squeeze_norm)
+            activated_RC = to_activated(features_RC[:, :channels], shared.of(0, channels), layer.squeeze_norm)
             squeezed_RC = activated_RC @ layer.squeeze.t()
             own = empty_statistics(squeezed_RC)
-            observe(squeezed_RC, own)
-            wide_RC = activate(squeezed_RC, own, layer.grow_norm)
+            to_statistics(squeezed_RC, own)
+            wide_RC = to_activated(squeezed_RC, own, layer.grow_norm)
             grown_RC = _rows(F.conv2d(_images(wide_RC, images.shape), layer.grow, padding=1))
             end = channels + len(layer.grow)
-            observe(grown_RC, shared.of(channels, end), features_RC[:, channels:end])
+            to_statistics(grown_RC, shared.of(channels, end), features_RC[:, channels:end])
             kept += [activated_RC, squeezed_RC, wide_RC]
             statistics.append(own)
             channels = end
-        pooled_RC = activate(features_RC, shared, last_norm, width=width, pool=pool)
-        unpaired = [each for pair in statistics for each in (pair.mean_C, pair.var_C)]
+        pooled_RC = to_activated(features_RC, shared, last_norm, width=width, pool=pool)
+        unpaired = [values_C for pair in statistics for values_C in (pair.mean_C, pair.var_C)]
         ctx.save_for_backward(features_RC, *used, *kept, *unpaired)
-        ctx.settings = images.shape, pool, eps, len(used), len(kept)
+        ctx.settings = images.shape, pool, eps, tilings, len(used), len(kept)
         ctx.mark_non_differentiable(*unpaired)
         ctx.set_materialize_grads(False)
         return pooled_RC.view(num_images, height // pool, width // pool, total).permute(0, 3, 1, 2), *unpaired
@@ -96,40 +109,42 @@ class _DenseBlock(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, upstream: Tensor | None, *of_statistics: None) -> tuple[Tensor | None, ...]:
         if upstream is None:
-            return None, None, None, *(None for _ in ctx.dtypes)
-        (shape, pool, eps, num_used, num_kept), (features_RC, *saved) = ctx.settings, ctx.saved_tensors
+            return None, None, None, None, *(None for _ in ctx.dtypes)
+        (shape, pool, eps, tilings, num_used, num_kept), (features_RC, *saved) = ctx.settings, ctx.saved_tensors
         used, kept = saved[:num_used], saved[num_used:][:num_kept]
         shared, *own_statistics = _paired(saved[num_used + num_kept :])
         layers, last_norm = _layers(used, eps)
-        pulled = pulled_into(torch.empty_like(features_RC))
-        last = pull(_rows(upstream), features_RC, shared, last_norm, pulled, width=shape[3], pool=pool)
+        from_activated = partial(activate_backward, tiling=tilings.activate_backward)
+        from_statistics = partial(statistics_backward, tiling=tilings.statistics_backward)
+        total = empty_gradient(torch.empty_like(features_RC))
+        last = from_activated(_rows(upstream), features_RC, shared, last_norm, total, width=shape[3], pool=pool)
         gradients: list[Tensor] = [*last]
         end = features_RC.shape[1]
         for layer, own in zip(reversed(layers), reversed(own_statistics), strict=True):
             *kept, activated_RC, squeezed_RC, wide_RC = kept
             first = end - len(layer.grow)
-            grown_RC = settle(pulled.of(first, end), features_RC[:, first:end], shared.of(first, end), eps)
+            grown_RC = from_statistics(total.of(first, end), features_RC[:, first:end], shared.of(first, end), eps)
             wide, grow = _convolution_backward(_images(grown_RC, shape), _images(wide_RC, shape), layer.grow)
-            own_pulled = pulled_into(_rows(wide))
-            grow_norm = pull(own_pulled.gradient_RC, squeezed_RC, own, layer.grow_norm, own_pulled)
-            squeezed_gradient_RC = settle(own_pulled, squeezed_RC, own, eps)
+            own_total = empty_gradient(_rows(wide))
+            grow_norm = from_activated(own_total.gradient_RC, squeezed_RC, own, layer.grow_norm, own_total)
+            squeezed_gradient_RC = from_statistics(own_total, squeezed_RC, own, eps)
             squeeze = squeezed_gradient_RC.t() @ activated_RC
             activated_gradient_RC = squeezed_gradient_RC @ layer.squeeze
-            before = (features_RC[:, :first], shared.of(0, first), layer.squeeze_norm, pulled.of(0, first))
-            squeeze_norm = pull(activated_gradient_RC, *before, adds=True)
+            before = (features_RC[:, :first], shared.of(0, first), layer.squeeze_norm, total.of(0, first))
+            squeeze_norm = from_activated(activated_gradient_RC, *before, adds=True)
             gradients = [*squeeze_norm, squeeze[:, :, None, None], *grow_norm, grow, *gradients]
             end = first
-        inputs_RC = settle(pulled.of(0, end), features_RC[:, :end], shared.of(0, end), eps)
-        return _images(inputs_RC, shape), None, None, *_converted(gradients, ctx.dtypes)
+        inputs_RC = from_statistics(total.of(0, end), features_RC[:, :end], shared.of(0, end), eps)
+        return _images(inputs_RC, shape), None, None, None, *_converted(gradients, ctx.dtypes)
 
 
 def _rows(images: Tensor) -> Tensor:
-    """``(pixels, channels)``, pixel after pixel: without a copy if the images are channels-last, and all there is."""
+    """``(pixels, channels)``, contiguous: without a copy if the images are channels-last and contiguous."""
     return images.permute(0, 2, 3, 1).reshape(-1, images.shape[1]).contiguous()
 
 
 def _images(rows_RC: Tensor, shape: Sequence[int]) -> Tensor:
-    """Back to as many images of this size, with whatever channels there are."""
+    """Back to images of this shape, with any number of channels."""
     num_images, _, height, width = shape
     return rows_RC.view(num_images, height, width, -1).permute(0, 3, 1, 2)
 
@@ -139,7 +154,7 @@ def _paired(tensors: Sequence[Tensor]) -> Iterator[Statistics]:
 
 
 def _layers(parameters: Sequence[Tensor], eps: float) -> tuple[list[_Layer], Norm]:
-    """The parameters by what they are for."""
+    """Sort the parameters by their use."""
     *of_layers, last_weight, last_bias = parameters
     layers = []
     for at in range(0, len(of_layers), _PARAMETERS_A_LAYER):
@@ -150,7 +165,7 @@ def _layers(parameters: Sequence[Tensor], eps: float) -> tuple[list[_Layer], Nor
 
 
 def _converted(tensors: Sequence[Tensor], dtypes: Sequence[torch.dtype]) -> list[Tensor]:
-    """In these types, all at once: one by one they would be dozens of launches."""
+    """In these dtypes, all at once: one by one would take dozens of launches."""
     pairs = zip(tensors, dtypes, strict=True)
     out = [old if old.dtype == dtype else torch.empty_like(old, dtype=dtype) for old, dtype in pairs]
     changed = [at for at, (old, new) in enumerate(zip(tensors, out, strict=True)) if new is not old]
@@ -160,7 +175,7 @@ def _converted(tensors: Sequence[Tensor], dtypes: Sequence[torch.dtype]) -> list
 
 
 def _convolution_backward(upstream: Tensor, images: Tensor, kernel: Tensor) -> tuple[Tensor, Tensor]:
-    """Of a convolution of 3 x 3: the gradients of images and kernel."""
+    """The gradients of the images and the kernel of a 3 x 3 convolution."""
     of_images, of_kernel, _ = torch.ops.aten.convolution_backward(
         upstream, images, kernel, None, [1, 1], [1, 1], [1, 1], False, [0, 0], 1, [True, True, False]
     )
