@@ -29,7 +29,7 @@ torture: $(VENV)/installed
 # run in Triton's interpreter.
 test-gpu:
 	PYTHONPATH=src $(PYTHON) -m pytest -q -m gpu tests
-	PYTHONPATH=src $(PYTHON) -m pytest -q tests/kernels tests/program/models
+	PYTHONPATH=src $(PYTHON) -m pytest -q tests/kernels tests/program/models/test_densenet_kernels.py
 
 # Trains four losses on the built-in data; prints a table and writes demo/report.html.
 demo: $(VENV)/installed

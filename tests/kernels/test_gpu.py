@@ -1,6 +1,6 @@
-"""What only a GPU can show: the same numbers as on the CPU, no hidden waits, bad labels that cannot pass.
+"""What only a GPU can show: the same numbers as on the CPU, kernels by default, no hidden waits, no bad label accepted.
 
-Run with ``make test-gpu`` on a machine that has one. Needs torch and pytest, and torchmetrics for the metrics.
+Run with ``make test-gpu`` on a machine that has one. Needs torch, pytest and, for the metrics, torchmetrics.
 """
 
 import math
@@ -35,6 +35,24 @@ def test_value_and_gradient_are_those_of_the_cpu(loss: LossCase, dtype: torch.dt
         gradient = torch.autograd.grad(value, here)[0] if loss.has_gradient else torch.zeros(())
         results.append((value.cpu(), gradient.cpu()))
     torch.testing.assert_close(results[1], results[0])
+
+
+def test_losses_take_their_kernels_by_default() -> None:
+    scores, target = (t.cuda() for t in draw())
+    scores.requires_grad_()
+    counts = torch.arange(1, 51, device="cuda")
+    assert "NoisedHinge" in graph_of(sl.functional.noised_topk_hinge(scores, target, 5))
+    assert "NoisedHinge" in graph_of(sl.functional.imbalanced_noised_topk_hinge(scores, target, counts, 5))
+    assert "LogOddsAgainst" in graph_of(sl.functional.smooth_topk_hinge(scores, target, 5))
+
+
+def graph_of(value: Tensor) -> str:
+    names, nodes = [], [value.grad_fn]
+    while nodes:
+        if (node := nodes.pop()) is not None:
+            names.append(node.name())
+            nodes += [parent for parent, _ in node.next_functions]
+    return " ".join(names)
 
 
 @every_differentiable_loss
@@ -94,7 +112,7 @@ def test_memory_grows_with_the_scores_not_with_the_draws() -> None:
 
 @pytest.mark.filterwarnings("ignore")  # the compiler's own
 def test_a_compiled_loss_holds_no_draws_either() -> None:
-    """In code that torch generates, with a layer in the graph."""
+    """In generated code, with a layer in the graph."""
     torch._dynamo.reset()
     torch.manual_seed(0)
     features, target = torch.randn(64, 8, device="cuda"), torch.randint(20_000, (64,), device="cuda")
@@ -127,7 +145,7 @@ def test_class_counts_that_nobody_could_check_give_nan() -> None:
 
 @pytest.mark.parametrize("num_classes", [50, 20_000])
 def test_cuda_graphs_replay_fresh_noise(num_classes: int) -> None:
-    """Of a short row; of a long one too, where several programs share a row and count each other."""
+    """For short rows, and for long ones, where several programs share a row and count each other."""
     scores, target = torch.randn(4, num_classes, device="cuda"), torch.arange(4, device="cuda")
     loss = sl.NoisedTopKHinge(5, epsilon=0.5)
     loss(scores, target)
@@ -143,7 +161,7 @@ def test_cuda_graphs_replay_fresh_noise(num_classes: int) -> None:
     assert all(math.isfinite(replay) for replay in replays)
 
 
-# A failed assertion on the device ends all CUDA work of its process, hence one process a try.
+# A failed assertion on the device ends all CUDA work of its process, so each try has a process of its own.
 _BAD_LABEL = """
 import torch, shortlist as sl
 scores = torch.randn(4, 7, device="cuda")

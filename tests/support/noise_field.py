@@ -51,7 +51,8 @@ def own_normals(num_classes: int, seed: int, row: int, draw: int) -> NDArray[np.
 
 def tile_normals(num_classes: int, seed: int, row: int, draw: int) -> NDArray[np.float64]:
     """For each tile its normals from the largest down, assigned to its classes in random order."""
-    return _tile_normals(num_classes, seed, row, 1, first_draw=draw)[0]
+    normals: NDArray[np.float64] = _tile_normals(num_classes, seed, row, 1, first_draw=draw)[0]
+    return normals
 
 
 def _tile_normals(num_classes: int, seed: int, row: int, n_samples: int, first_draw: int = 0) -> NDArray[np.float64]:

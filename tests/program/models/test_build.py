@@ -1,4 +1,4 @@
-"""Networks: the paper's own, timm's by name, either last layer."""
+"""Networks: the paper's own, timm's by name, with either last layer."""
 
 from pathlib import Path
 
@@ -40,7 +40,7 @@ def test_resnet_32_has_the_parameters_that_its_authors_count() -> None:
 
 
 def test_a_residual_network_without_corrections_passes_its_input_on() -> None:
-    """Every other pixel of it, between channels of zeros: its shortcuts alone lose no channel and mix none."""
+    """Every other pixel of it, between channels of zeros: the shortcuts alone lose no channel and mix none."""
     network = ResNet(depth=32).eval()
     blocks = network.layers[3:18]
     with torch.no_grad():
@@ -64,7 +64,7 @@ def test_any_network_takes_either_head(name: str, head: str) -> None:
 
 
 def test_the_residual_network_is_that_of_its_paper() -> None:
-    """Written out once more, with nothing but functions."""
+    """Written once more, with functions alone."""
     network = ResNet(depth=14).eval()
     convolutions = [module.weight for module in network.modules() if isinstance(module, nn.Conv2d)]
     norms = [module for module in network.modules() if isinstance(module, nn.BatchNorm2d)]
@@ -100,7 +100,7 @@ def test_convolutions_begin_such_that_gradients_keep_their_size(name: str) -> No
 
 @pytest.mark.parametrize("name", ["glyphnet", "densenet40_40", "resnet32", "resnet18"])
 def test_weights_on_disk_bring_a_network_back(name: str, tmp_path: Path) -> None:
-    """A file has no room for the versions that torch's own state carries, and asks for when it loads."""
+    """A file cannot hold the version numbers that torch keeps in a state dict and reads when it loads one."""
     run, images = RunFolder(tmp_path), torch.randn(2, 3, 32, 32)
     model = build_model(ModelConfig(name=name), (3, 32, 32), 7)
     model.train()(images)
@@ -130,16 +130,16 @@ def test_glyphnet_does_not_mix_the_images_of_a_batch() -> None:
 def test_weights_that_cannot_be_fetched_are_explained(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    with pytest.raises(ShortlistError, match=r"weights of resnet18 .*--model\.no-pretrained"):
+    with pytest.raises(ShortlistError, match=r"resnet18.*--model\.no-pretrained"):
         build_model(ModelConfig(name="resnet18", pretrained=True), (3, 32, 32), 5)
 
 
 def test_a_size_that_a_network_cannot_take_is_answered_with_its_own() -> None:
     network = ModelConfig(name="vit_tiny_patch16_384")
-    with pytest.raises(ShortlistError, match=r"cannot take images of 32 x 32 .*--data\.image-size 384"):
+    with pytest.raises(ShortlistError, match=r"32 x 32.*--data\.image-size 384"):
         build_model(network, (3, 32, 32), 5)
 
 
 def test_a_misspelt_network_is_answered_with_those_close_to_it() -> None:
-    with pytest.raises(ShortlistError, match="got 'resnet5O': did you mean resnet50"):
+    with pytest.raises(ShortlistError, match=r"resnet5O.*resnet50"):
         build_model(ModelConfig(name="resnet5O"), (3, 32, 32), 5)
