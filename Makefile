@@ -28,7 +28,7 @@ torture: $(VENV)/installed
 # Uses the machine's own Python, which has torch for its GPU. First the tests that need a GPU, then those that otherwise
 # run in Triton's interpreter.
 test-gpu:
-	PYTHONPATH=src $(PYTHON) -m pytest -q -m gpu tests
+	PYTHONPATH=src $(PYTHON) -m pytest -q -m gpu $$(grep -rl 'mark\.gpu' tests)
 	PYTHONPATH=src $(PYTHON) -m pytest -q tests/kernels tests/program/models/test_densenet_kernels.py
 
 # Trains four losses on the built-in data; prints a table and writes demo/report.html.
