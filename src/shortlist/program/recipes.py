@@ -3,13 +3,23 @@
 ``shortlist train NAME`` trains one, and any setting can be changed. A name says where the paper prints the number.
 """
 
+import shlex
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Literal
 
 from shortlist.errors import ShortlistError
-from shortlist.program.config import DataConfig, DataName, ModelConfig, OptimConfig, RunConfig, TrainConfig, changed
+from shortlist.program.config import (
+    DataConfig,
+    DataName,
+    ModelConfig,
+    OptimConfig,
+    RunConfig,
+    TrainConfig,
+    changed,
+    to_dict,
+)
 from shortlist.program.losses import (
     BalancedSoftmaxConfig,
     CrossEntropyConfig,
@@ -61,6 +71,33 @@ def with_loss(recipe: RunConfig, loss: str) -> RunConfig:
         return recipe
     config = changed(recipe, {"loss.name": loss})
     return replace(config, model=replace(config.model, head=_head(config.loss)))
+
+
+def command_line(config: RunConfig) -> str:
+    """The command that trains a configuration: its recipe and all that differs from it.
+
+    Example:
+        >>> command_line(changed(build("smoke"), {"loss.max_margin": 0.3}))
+        'shortlist train smoke --loss.max-margin 0.3'
+    """
+    words = ["shortlist", "train", config.recipe]
+    recipe = build(config.recipe)
+    if config.loss.name != recipe.loss.name:
+        words += ["--loss.name", config.loss.name]
+        recipe = with_loss(recipe, config.loss.name)
+    settings, original = to_dict(config), to_dict(recipe)
+    if settings["seed"] != original["seed"]:
+        words += ["--seed", str(settings["seed"])]
+    for section in ("data", "model", "loss", "optim", "train"):
+        for name, value in settings[section].items():
+            if value == original[section][name]:
+                continue
+            flag = name.replace("_", "-")
+            if isinstance(value, bool):
+                words.append(f"--{section}.{flag}" if value else f"--{section}.no-{flag}")
+            else:
+                words += [f"--{section}.{flag}", *map(str, value if isinstance(value, list) else [value])]
+    return shlex.join(words)
 
 
 def overview() -> dict[str, list[tuple[str, str]]]:

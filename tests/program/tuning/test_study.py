@@ -36,14 +36,16 @@ from shortlist.program.cli import main as cli
 from shortlist.program.cli.parsing import parse_recipe
 from shortlist.program.config import RunConfig, changed, differences, from_dict, to_dict
 from shortlist.program.losses import LOSSES, CrossEntropyConfig, NoisedTopKHingeConfig, Range, SmoothTopKHingeConfig
+from shortlist.program.recipes import command_line
 from shortlist.program.runs.folder import RunFolder, default_folder
 from shortlist.program.training.callbacks import Callback
 from shortlist.program.training.evaluate import Evaluation
 from shortlist.program.training.loop import Interrupted, Trainer, train
 from shortlist.program.tuning import study as tuning
+from shortlist.program.tuning.findings import Findings, TrialRecord
 from shortlist.program.tuning.space import grid_points, search_axes
 from shortlist.program.tuning.storage import open_storage
-from shortlist.program.tuning.study import Findings, TrialRecord, command_line, tune
+from shortlist.program.tuning.study import tune
 from tests.support.checkpoints import rewrite_newest
 from tests.support.small_runs import small_config, write_embeddings
 

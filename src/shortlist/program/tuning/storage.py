@@ -1,4 +1,4 @@
-"""Where studies are kept: files and databases that many processes write to, some of which are killed on the way."""
+"""Storage of studies: files and databases that many processes share, some of which get killed."""
 
 import time
 from collections.abc import Iterator
@@ -14,15 +14,15 @@ from sqlalchemy.exc import DBAPIError
 from shortlist.errors import ShortlistError
 from shortlist.program.text import hide_passwords, hide_passwords_of_word
 
-# Bytes of a journal's line, and more.
+# In bytes; more than a line of a journal has.
 _LONGEST_LINE = 1 << 20
 
 
 @contextmanager
 def storage_explained(storage: str, *kinds: type[Exception]) -> Iterator[None]:
-    """What these exceptions say, in a line, of a storage that was damaged, deleted or forbidden.
+    """Turn these exceptions into one line about a storage that is damaged, deleted or forbidden.
 
-    Without its password, and not ``from`` these exceptions: their own messages may hold it.
+    The line does not contain the password, nor is it raised ``from`` the exception, whose message may contain it.
     """
     try:
         yield
@@ -31,7 +31,7 @@ def storage_explained(storage: str, *kinds: type[Exception]) -> Iterator[None]:
     except OSError as error:
         if error.filename is not None:
             raise
-        # All files of ours have names: it is Optuna's journal that has none, on a disk that is full.
+        # Only Optuna's journal raises an error without a file name, when the disk is full.
         raise _unusable(storage, str(error.strerror)) from None
 
 
@@ -41,7 +41,7 @@ def _unusable(storage: str, reason: str) -> ShortlistError:
 
 
 def open_storage(storage: str, default: Path) -> BaseStorage:
-    """A database by its address, or a plain file, by default that one."""
+    """Open a database by its URL, or a plain file."""
     if "://" in storage:
         return _open_database(storage)
     path = Path(storage) if storage else default
@@ -50,26 +50,26 @@ def open_storage(storage: str, default: Path) -> BaseStorage:
 
 
 class _Journal(JournalFileBackend):
-    """Optuna's file of studies; half a line that a full disk left would spoil the next, and the file for good."""
+    """Optuna's file of studies. It removes the incomplete line that a full disk leaves, which would damage the file."""
 
     def __init__(self, path: Path) -> None:
-        # Absolute: the lock is a link to it, which Optuna follows to see whether the holder still lives.
+        # Absolute: the lock is a link to it, which Optuna follows to see whether its holder is alive.
         self._path = path.absolute()
         self._journal_lock = JournalFileSymlinkLock(str(self._path))
         super().__init__(str(self._path), self._journal_lock)
 
     def append_logs(self, logs: list[dict[str, Any]]) -> None:
-        if self._half_a_line():
+        if self._incomplete_bytes():
             self._journal_lock.acquire()
             try:
-                with self._path.open("r+b") as file:  # nobody is writing now
-                    file.truncate(self._path.stat().st_size - self._half_a_line())
+                with self._path.open("r+b") as file:  # no other process is writing now
+                    file.truncate(self._path.stat().st_size - self._incomplete_bytes())
             finally:
                 self._journal_lock.release()
         super().append_logs(logs)
 
-    def _half_a_line(self) -> int:
-        """Bytes behind the last whole line."""
+    def _incomplete_bytes(self) -> int:
+        """Number of bytes after the last complete line."""
         size = self._path.stat().st_size
         with self._path.open("rb") as file:
             file.seek(max(0, size - _LONGEST_LINE))
@@ -80,10 +80,10 @@ def _open_database(url: str) -> BaseStorage:
     if not url.startswith("sqlite"):
         return _with_tables(url, {})
     if make_url(url).database in (None, "", ":memory:"):
-        raise ShortlistError("it names no file, as sqlite:///study.db does")
+        raise ShortlistError("the URL must name a file, such as sqlite:///study.db")
     storage = _with_tables(url, {"connect_args": {"timeout": 60}})
-    # SQLite would lock at the first write of a transaction only: two processes could both read that a trial waits, and
-    # both take it.
+    # SQLite locks at the first write of a transaction. Two processes could read that a trial is waiting, and both take
+    # it.
     storage.engine.dispose()
     event.listen(storage.engine, "connect", lambda connection, _: setattr(connection, "isolation_level", None))
     event.listen(storage.engine, "begin", lambda connection: connection.exec_driver_sql("BEGIN IMMEDIATE"))
@@ -91,7 +91,7 @@ def _open_database(url: str) -> BaseStorage:
 
 
 def _with_tables(url: str, options: dict[str, Any]) -> RDBStorage:
-    # Of processes that create the tables at the same moment all but one fail; soon after, all of them find the tables.
+    # If processes create the tables at the same moment, all but one fail. Soon after, all of them find the tables.
     for pause in (0.2, 1.0, 3.0):
         with suppress(DBAPIError, RuntimeError):
             return RDBStorage(url, engine_kwargs=options)
