@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class BenchArguments:
     suites: Annotated[tuple[Suite, ...], tyro.conf.arg(metavar="SUITE ..."), tyro.conf.Positional] = ()
-    """What to measure: losses, hinge, heads, metrics, epochs or loop (default: everything)."""
+    """What to measure (default: everything)."""
     quick: bool = False
     """Measure tiny cases in seconds: shows that everything works and agrees, not how fast it is."""
     out: Path = Path("bench.csv")
@@ -36,7 +36,7 @@ class BenchArguments:
 
 def bench(arguments: list[str]) -> None:
     """Measure speed beside other libraries: shortlist bench [SUITE ...]"""
-    parsed = parse(BenchArguments, arguments, "bench", ("shortlist bench --quick", "shortlist bench losses heads"))
+    parsed = parse(BenchArguments, arguments, "bench", ("shortlist bench --quick", "shortlist bench loss head"))
     if parsed.document is not None:
         from shortlist.program.bench.document import write_performance
 
