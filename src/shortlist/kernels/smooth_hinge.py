@@ -77,23 +77,12 @@ class _LogOddsAgainst(torch.autograd.Function):
         even_RP, odd_RP = empty(num_rows, points), empty(num_rows, points)
         with torch.cuda.device_of(scores_RL):
             _forward_kernel[(num_rows,)](
-                scores_RL,
-                label_R,
-                log_odds_R,
-                pivot_R,
-                threshold_R,
-                even_RP,
-                odd_RP,
-                *scores_RL.stride(),
-                num_classes,
-                k,
-                1 / tau,
-                1 / (k * tau),
+                scores_RL, label_R, log_odds_R, pivot_R, threshold_R, even_RP, odd_RP, *scores_RL.stride(),
+                num_classes, k, 1 / tau, 1 / (k * tau),
                 BLOCK=min(tiling.block, triton.next_power_of_2(num_classes)),
-                STRANDS=min(_MAX_STRANDS, _classes_at_once(points, num_classes, tiling)),
-                POINTS=points,
+                STRANDS=min(_MAX_STRANDS, _classes_at_once(points, num_classes, tiling)), POINTS=points,
                 num_warps=_WARPS,
-            )
+            )  # fmt: skip
         ctx.save_for_backward(scores_RL, label_R, pivot_R, threshold_R, even_RP, odd_RP)
         ctx.log_odds_per_score, ctx.tiling = 1 / (k * tau), tiling
         return log_odds_R
@@ -107,21 +96,10 @@ class _LogOddsAgainst(torch.autograd.Function):
         block = _classes_at_once(points, num_classes, ctx.tiling)
         with torch.cuda.device_of(scores_RL):
             _backward_kernel[(num_rows * triton.cdiv(num_classes, block),)](
-                scores_RL,
-                label_R,
-                upstream[0].contiguous(),
-                pivot_R,
-                threshold_R,
-                even_RP,
-                odd_RP,
-                gradient_RL,
-                *scores_RL.stride(),
-                num_classes,
-                ctx.log_odds_per_score,
-                BLOCK=block,
-                POINTS=points,
-                num_warps=_WARPS,
-            )
+                scores_RL, label_R, upstream[0].contiguous(), pivot_R, threshold_R, even_RP, odd_RP, gradient_RL,
+                *scores_RL.stride(), num_classes, ctx.log_odds_per_score,
+                BLOCK=block, POINTS=points, num_warps=_WARPS,
+            )  # fmt: skip
         return gradient_RL, None, None, None, None
 
 

@@ -125,31 +125,14 @@ def compute_statistics(
     means_PC, squares_PC = _partial_sums(x_RC, parts)
     with torch.cuda.device_of(x_RC):
         _statistics_kernel[parts, ceil_div(columns, tiling.columns)](
-            x_RC,
-            x_RC if copy_RC is None else copy_RC,
-            means_PC,
-            squares_PC,
-            x_RC.stride(0) // unit,
-            0 if copy_RC is None else copy_RC.stride(0) // unit,
-            rows,
-            columns // unit,
-            rows_a_part,
-            COPIES=copy_RC is not None,
-            UNIT=unit,
-            **tiling.constants(),
-        )
+            x_RC, x_RC if copy_RC is None else copy_RC, means_PC, squares_PC, x_RC.stride(0) // unit,
+            0 if copy_RC is None else copy_RC.stride(0) // unit, rows, columns // unit, rows_a_part,
+            COPIES=copy_RC is not None, UNIT=unit, **tiling.constants(),
+        )  # fmt: skip
         _combine_statistics_kernel[(ceil_div(columns, _COLUMNS_COMBINED),)](
-            means_PC,
-            squares_PC,
-            into.mean_C,
-            into.var_C,
-            rows,
-            columns,
-            rows_a_part,
-            parts,
-            PARTS=next_power_of_2(parts),
-            COLUMNS=_COLUMNS_COMBINED,
-        )
+            means_PC, squares_PC, into.mean_C, into.var_C, rows, columns, rows_a_part, parts,
+            PARTS=next_power_of_2(parts), COLUMNS=_COLUMNS_COMBINED,
+        )  # fmt: skip
 
 
 def activate(
@@ -169,22 +152,10 @@ def activate(
     unit = _unit(x_RC)
     with torch.cuda.device_of(x_RC):
         _activate_kernel[parts, ceil_div(columns, tiling.columns)](
-            x_RC,
-            statistics.mean_C,
-            statistics.var_C,
-            norm.weight_C,
-            norm.bias_C,
-            out_RC,
-            x_RC.stride(0) // unit,
-            len(out_RC),
-            columns // unit,
-            rows_a_part,
-            width,
-            norm.eps,
-            POOL=pool,
-            UNIT=unit,
-            **tiling.constants(),
-        )
+            x_RC, statistics.mean_C, statistics.var_C, norm.weight_C, norm.bias_C, out_RC, x_RC.stride(0) // unit,
+            len(out_RC), columns // unit, rows_a_part, width, norm.eps,
+            POOL=pool, UNIT=unit, **tiling.constants(),
+        )  # fmt: skip
     return out_RC
 
 
@@ -218,41 +189,16 @@ def activate_backward(
     weight_gradient_C, bias_gradient_C = torch.empty_like(norm.weight_C), torch.empty_like(norm.bias_C)
     with torch.cuda.device_of(x_RC):
         _activate_backward_kernel[parts, ceil_div(columns, tiling.columns)](
-            upstream_RC,
-            x_RC,
-            statistics.mean_C,
-            statistics.var_C,
-            norm.weight_C,
-            norm.bias_C,
-            into.gradient_RC,
-            dots_PC,
-            sums_PC,
-            x_RC.stride(0) // unit,
-            into.gradient_RC.stride(0) // unit,
-            rows,
-            columns // unit,
-            rows_a_part,
-            width,
-            norm.eps,
-            ADDS=adds,
-            POOL=pool,
-            UNIT=unit,
-            **tiling.constants(),
-        )
+            upstream_RC, x_RC, statistics.mean_C, statistics.var_C, norm.weight_C, norm.bias_C, into.gradient_RC,
+            dots_PC, sums_PC, x_RC.stride(0) // unit, into.gradient_RC.stride(0) // unit, rows, columns // unit,
+            rows_a_part, width, norm.eps,
+            ADDS=adds, POOL=pool, UNIT=unit, **tiling.constants(),
+        )  # fmt: skip
         _combine_sums_kernel[(ceil_div(columns, _COLUMNS_COMBINED),)](
-            dots_PC,
-            sums_PC,
-            norm.weight_C,
-            weight_gradient_C,
-            bias_gradient_C,
-            into.dot_C,
-            into.sum_C,
-            columns,
-            parts,
-            ADDS=adds,
-            PARTS=next_power_of_2(parts),
-            COLUMNS=_COLUMNS_COMBINED,
-        )
+            dots_PC, sums_PC, norm.weight_C, weight_gradient_C, bias_gradient_C, into.dot_C, into.sum_C,
+            columns, parts,
+            ADDS=adds, PARTS=next_power_of_2(parts), COLUMNS=_COLUMNS_COMBINED,
+        )  # fmt: skip
     return weight_gradient_C, bias_gradient_C
 
 
@@ -270,22 +216,11 @@ def statistics_backward(
     out_RC, unit = x_RC.new_empty(rows, columns), _unit(x_RC, of_normalized.gradient_RC)
     with torch.cuda.device_of(x_RC):
         _statistics_backward_kernel[parts, ceil_div(columns, tiling.columns)](
-            of_normalized.gradient_RC,
-            x_RC,
-            statistics.mean_C,
-            statistics.var_C,
-            of_normalized.dot_C,
-            of_normalized.sum_C,
-            out_RC,
-            of_normalized.gradient_RC.stride(0) // unit,
-            x_RC.stride(0) // unit,
-            rows,
-            columns // unit,
-            rows_a_part,
-            eps,
-            UNIT=unit,
-            **tiling.constants(),
-        )
+            of_normalized.gradient_RC, x_RC, statistics.mean_C, statistics.var_C, of_normalized.dot_C,
+            of_normalized.sum_C, out_RC, of_normalized.gradient_RC.stride(0) // unit, x_RC.stride(0) // unit, rows,
+            columns // unit, rows_a_part, eps,
+            UNIT=unit, **tiling.constants(),
+        )  # fmt: skip
     return out_RC
 
 
