@@ -5,6 +5,7 @@ A parent whose children train must have no threads: it calls ``import_the_progra
 
 import atexit
 import gc
+import importlib
 import os
 import select
 import signal
@@ -18,6 +19,17 @@ from pathlib import Path
 from typing import IO
 
 import torch
+
+# What commands import only when they need it.
+_IMPORTED_LATE = (
+    "encodings.cp437",  # by zipfile, for the first .npz
+    "typeguard",  # by tyro, for the first command line
+    "shortlist.program.cli.main",
+    "shortlist.program.report.page",
+    "shortlist.program.training.evaluate",
+    "shortlist.program.training.loop",
+    "shortlist.program.training.predict",
+)
 
 
 @dataclass(frozen=True)
@@ -42,10 +54,8 @@ def import_the_program() -> None:
     """Import what the commands need, so that forked children need not."""
     torch.set_num_threads(1)
     sys.dont_write_bytecode = True
-    import encodings.cp437  # noqa: F401  (zipfile, when the first .npz is read)
-
-    import typeguard  # noqa: F401  (tyro, when the first command line is parsed)
-
+    for module in _IMPORTED_LATE:
+        importlib.import_module(module)
     gc.collect()
     gc.freeze()  # a collection in a child would copy every page shared with the parent
     atexit.register(gc.unfreeze)
