@@ -371,7 +371,7 @@ def test_a_demo_that_was_stopped_names_no_option_that_it_has_not(
         raise Interrupted("stopped in epoch 1; add --resume to go on")
 
     monkeypatch.setattr(demo, "train", stopped)
-    with pytest.raises(Interrupted, match=r"^stopped; the same command goes on from here$"):
+    with pytest.raises(Interrupted, match=r"^stopped; repeat the command to continue$"):
         demo.run_demo(tmp_path, lambda message: None)
 
 

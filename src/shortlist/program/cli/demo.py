@@ -1,4 +1,4 @@
-"""The demo: four losses on the built-in look-alike characters, a table, and a page to open."""
+"""The demo: four losses on the built-in look-alike characters, compared in a table and on a page."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -6,6 +6,7 @@ from pathlib import Path
 from rich.table import Table
 
 from shortlist.program import recipes
+from shortlist.program.config import differences
 from shortlist.program.report.page import write_report
 from shortlist.program.runs.folder import RunFolder
 from shortlist.program.runs.records import read_result
@@ -15,25 +16,25 @@ DEMO_RECIPES = ("demo_cross_entropy", "demo_ldam", "demo_smooth", "demo_imbalanc
 
 
 def run_demo(out: Path, say: Callable[[str], None]) -> tuple[Table, Path]:
-    """Train what is not yet trained, and sum it up.
+    """Train the runs that are not finished, and compare all.
 
     Returns:
-        The table, and the page.
+        The table, and the path of the page.
 
     Raises:
-        Interrupted: SIGINT or SIGTERM came; the same call goes on where it stopped.
+        Interrupted: SIGINT or SIGTERM came; the same call continues where it stopped.
     """
     try:
         runs = [_trained(name, out / name, say) for name in DEMO_RECIPES]
     except KeyboardInterrupt:
-        raise Interrupted("stopped; the same command goes on from here") from None
+        raise Interrupted("stopped; repeat the command to continue") from None
     return results_table(runs), write_report(runs, out / "report.html")
 
 
 def _trained(recipe: str, folder: Path, say: Callable[[str], None]) -> RunFolder:
     run = RunFolder(folder)
-    if run.finished and run.config == recipes.build(recipe):
-        say(f"{run.path} has finished before")
+    if run.finished and not differences(run.config, recipes.build(recipe)):
+        say(f"{run.path} is already finished")
         return run
     say(f"{recipe}: {recipes.HELP[recipe]}")
     return train(recipes.build(recipe), folder=run.path, resume=True)
@@ -44,9 +45,8 @@ def results_table(runs: Sequence[RunFolder]) -> Table:
     table = Table(box=None, pad_edge=False)
     table.add_column("loss", overflow="fold")
     config = runs[0].config
-    k = config.loss.k
-    columns = [f"micro_top{each}" for each in config.train.ks] + [f"macro_top{each}" for each in config.train.ks]
-    columns += [f"{group}_top{k}" for group in ("few", "medium", "many")]
+    columns = [f"{average}_top{k}" for average in ("micro", "macro") for k in config.train.ks]
+    columns += [f"{group}_top{config.loss.k}" for group in ("few", "medium", "many")]
     for name in (*columns, "seconds"):
         table.add_column(name.replace("_", "\n"), justify="right", no_wrap=True)
     for run in runs:
