@@ -205,7 +205,7 @@ def check_ranks_draw_noise_and_weights_of_their_own(ranks: Ranks) -> None:
     torch.manual_seed(0)
     head = sl.ClassParallelNoisedTopKHead(D, size, sl.NoisedTopKHinge(1, epsilon=1.0, n_samples=4))
     generators = [partial(head._generator_for, ranks.rank, g) for g in (None, torch.Generator().manual_seed(1))]
-    values = [head._standings(torch.zeros(2, D), 4, 1.0, None, make()).values_RBK for make in generators]
+    values = [head._running_topk(torch.zeros(2, D), 4, 1.0, None, make()).values_RBK for make in generators]
     for mine in (*values, head.weight.detach()):
         everyones = ranks.of_all(mine)
         assert all((a != b).all() for i, a in enumerate(everyones) for b in everyones[:i])

@@ -160,7 +160,7 @@ class NoisedHead(nn.Module, ABC):
         for start in range(0, n_samples, DRAWS_AT_ONCE):
             block = range(start, min(start + DRAWS_AT_ONCE, n_samples))
             noise_RLb = None if noise_RLB is None else noise_RLB[..., block.start : block.stop]
-            running = self._standings(features_RD, len(block), epsilon, noise_RLb, generator)
+            running = self._running_topk(features_RD, len(block), epsilon, noise_RLb, generator)
             spoil_R += running.spoil_R
             values_Rb, classes_Rb = self._overall(running).last_place()
             values.append(values_Rb)
@@ -172,7 +172,7 @@ class NoisedHead(nn.Module, ABC):
         return running
 
     @torch.no_grad()
-    def _standings(
+    def _running_topk(
         self,
         features_RD: Tensor,
         n_samples: int,
