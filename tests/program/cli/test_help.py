@@ -60,6 +60,16 @@ def test_the_help_of_a_loss_shows_its_own_settings_and_no_others(
     assert listed == {f"--loss.{field.name.replace('_', '-')}" for field in fields(LOSSES[loss])}
 
 
+def test_a_setting_of_another_loss_is_answered_with_those_of_this_one(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.argv", ["shortlist", "train", "folder", "--loss.name", "ldam", "--loss.epsilon", "1"])
+    with pytest.raises(SystemExit, match="2"):
+        main()
+    said = capsys.readouterr().err
+    assert all(fact in said for fact in ("ldam", "loss.epsilon", "loss.max_margin", "loss.scale"))
+
+
 @pytest.mark.parametrize(
     ("typed", "expected"),
     [

@@ -71,6 +71,7 @@ def parse_recipe(
     try:
         loss = _value_of("loss.name", words) or recipe.loss.name
         start = recipes.with_loss(recipe, loss)
+        _refuse_settings_of_other_losses(words, start)
         words = _milestones_as_shares(words, start)
     except ShortlistError as error:
         _refuse(command, error)
@@ -108,6 +109,17 @@ def flags_of(kind: type[Any], prefix: str = "") -> list[str]:
 def _refuse(command: str, error: ShortlistError) -> NoReturn:
     say(f"shortlist {command}: {error}")
     sys.exit(2)
+
+
+def _refuse_settings_of_other_losses(words: Sequence[str], config: RunConfig) -> None:
+    """Raise an error that lists the settings of the loss: tyro would only say that the option is unknown."""
+    own = [field.name for field in dataclasses.fields(config.loss)]
+    others = {field.name for loss in LOSSES.values() for field in dataclasses.fields(loss)}.difference(own)
+    for name in option_names(words):
+        section, _, setting = name.partition(".")
+        if section == "loss" and setting in others:
+            listed = ", ".join(f"loss.{known}" for known in own)
+            raise ShortlistError(f"{config.loss.name} has no setting {name}, only {listed}")
 
 
 def _with_loss(kind: type[RecipeArguments], config: RunConfig) -> type[RecipeArguments]:
