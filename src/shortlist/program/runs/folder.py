@@ -40,7 +40,6 @@ BEST = "best.safetensors"
 _PREVIOUS_BEST = f"checkpoints/{BEST}"
 _CHECKPOINTS_KEPT = 2
 _RESUME = " (shortlist train with --resume)"
-_START_OVER = "delete the folder and give the command again"
 
 
 class InUseError(ShortlistError):
@@ -161,7 +160,7 @@ class RunFolder:
 
     def damaged(self, name: str, reason: object) -> ShortlistError:
         """The error to raise about a file that does not hold what training wrote."""
-        return ShortlistError(f"{self.path / name} is damaged: {reason}")
+        return ShortlistError(f"{self.path / name} is damaged: {reason}; restore it, or train again in another folder")
 
     def read_json(self, name: str) -> Any:
         path = self.path / name
@@ -248,7 +247,7 @@ class RunFolder:
 
     def damaged_metrics(self) -> ShortlistError:
         """The error to raise if a line of ``metrics.jsonl`` is missing."""
-        return self.damaged("metrics.jsonl", _START_OVER)
+        return self.damaged("metrics.jsonl", "a line is missing")
 
     def epoch_seconds(self) -> list[float]:
         """Training time of each epoch except the first of each process, which includes compilation and warm-up."""

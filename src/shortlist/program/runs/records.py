@@ -30,7 +30,7 @@ class _Record:
     """A JSON file of a run. Its entries are checked as they are read."""
 
     def __init__(self, run: RunFolder, file: str) -> None:
-        self.path = run.path / file
+        self._run, self._file = run, file
         self.entries = run.read_record(file)
 
     def require(self, name: str, is_valid: Check, rule: str) -> Any:
@@ -46,7 +46,7 @@ class _Record:
         return self.require(name, is_valid, rule) if name in self.entries else None
 
     def damaged(self, reason: str) -> ShortlistError:
-        return ShortlistError(f"{self.path} is damaged: {reason}; restore it, or train again in another folder")
+        return self._run.damaged(self._file, reason)
 
 
 def read_classes(run: RunFolder) -> Classes:

@@ -20,7 +20,6 @@ from shortlist.program.data.base import Problem, training_plan
 from shortlist.program.data.catalogue import load_problem
 from shortlist.program.models.build import build_model
 from shortlist.program.seeds import mix_seed
-from shortlist.program.training.loss_factory import build_loss, refuse_cosines_without_scale, refuse_large_ks
 from shortlist.program.training.step import AUGMENT, INIT, ORDER, Step, scales_gradients
 
 
@@ -56,17 +55,17 @@ def build(config: RunConfig, folder: Path) -> Parts:
         ShortlistError: Data, settings or device that cannot be used.
     """
     fabric = _fabric(config)
-    refuse_cosines_without_scale(config)
+    _refuse_cosines_without_scale(config)
     problem = load_problem(config.data)
     problem.refuse_run_folder(folder)
-    refuse_large_ks(config, len(problem.classes))
+    _refuse_large_ks(config, len(problem.classes))
     torch.manual_seed(mix_seed(config.seed, INIT))
     network: nn.Module = build_model(config.model, problem.input_shape, len(problem.classes))
     group = size_groups(problem.class_counts).get(config.select_metric.partition("_")[0])
     if group is not None and not group[problem.val.labels].any():
         raise undefined_metric(config)  # now, not after an epoch
     # Label noise may empty a class. No image has its label, so the loss never uses its count.
-    loss = build_loss(config.loss, problem.class_counts.clamp(min=1)).to(fabric.device)
+    loss = config.loss.build(problem.class_counts.clamp(min=1)).to(fabric.device)
     if config.train.sync_batchnorm and fabric.world_size > 1:
         if fabric.device.type != "cuda":
             raise ShortlistError("train.sync_batchnorm needs GPUs: torch has no such layer for CPUs")
@@ -84,6 +83,31 @@ def build(config: RunConfig, folder: Path) -> Parts:
         )
     step = Step(config, fabric, network, model, loss, optimizer, problem.train, steps)
     return Parts(config, fabric, problem, network, model, loss, optimizer, step, steps)
+
+
+def _refuse_cosines_without_scale(config: RunConfig) -> None:
+    """Raise an error if the scores are cosines and the loss has no scale.
+
+    Cross-entropy of scores between -1 and 1 stays large however well the classes are separated.
+    """
+    if config.model.head == "cosine" and not config.loss.takes_cosines:
+        raise ShortlistError(
+            f"model.head must be linear for {config.loss.name}, which has no scale for cosines; "
+            "for cross-entropy of scaled cosines, use loss.name ldam with loss.max_margin 0"
+        )
+
+
+def _refuse_large_ks(config: RunConfig, classes: int) -> None:
+    """Raise an error that names every K that is too large for this number of classes."""
+    if classes < 2:
+        raise ShortlistError(f"the data must have at least 2 classes, got {classes}")
+    k, ks = config.loss.k, config.train.ks
+    if k >= classes or max(ks) > classes:
+        smaller = [str(k) for k in ks if k < classes] or ["1"]
+        raise ShortlistError(
+            f"loss.k must be below the number of classes, {classes}, and no train.ks above it, got {k} and {ks}: "
+            f"try --loss.k {min(k, classes - 1)} --train.ks {' '.join(smaller)}"
+        )
 
 
 def undefined_metric(config: RunConfig) -> ShortlistError:
