@@ -1,11 +1,18 @@
 """Recipes: found by their names, and listed so that people find theirs."""
 
+import math
 import re
+import shlex
+from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from shortlist import ShortlistError
 from shortlist.program import recipes
+from shortlist.program.cli import commands
+from shortlist.program.cli.parsing import parse_recipe
+from shortlist.program.config import changed
 
 
 def test_an_unknown_recipe_is_answered_with_those_close_to_it() -> None:
@@ -33,3 +40,20 @@ def test_the_last_layer_is_a_cosine_for_losses_that_take_cosines(name: str) -> N
         assert (other.loss.name, other.loss.k) == (loss, config.loss.k)
         assert other.model.head == ("cosine" if loss == "ldam" else "linear")
         assert re.fullmatch("[0-9a-f]{10}", other.key())
+
+
+def test_the_command_line_tells_all_that_differs_from_the_recipe() -> None:
+    recipe = recipes.build("cifar100_table4_noised_p00")
+    changes = {"loss.epsilon": 0.5, "loss.n_samples": math.inf, "data.root": "my data", "optim.milestones": []}
+    config = changed(recipe, {**changes, "train.cuda_graph": False, "train.compile": True})
+    assert recipes.command_line(replace(config, seed=3)) == (
+        "shortlist train cifar100_table4_noised_p00 --seed 3 --data.root 'my data' --loss.epsilon 0.5 "
+        "--loss.n-samples inf --optim.milestones --train.compile --train.no-cuda-graph"
+    )
+
+
+@pytest.mark.parametrize("changes", [{}, {"train.epochs": 400}, {"train.epochs": 400, "optim.milestones": [0.25, 0.5]}])
+def test_the_command_line_trains_that_very_configuration(changes: dict[str, Any]) -> None:
+    config = changed(recipes.build("cifar100_table4_noised_p00"), changes)
+    _, _, *arguments = shlex.split(recipes.command_line(config))
+    assert parse_recipe(commands.TrainArguments, arguments, "train")[1] == config

@@ -4,6 +4,7 @@ import multiprocessing
 import warnings
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import distributed as dist
@@ -32,8 +33,13 @@ def _run_rank(rank: int, count: int, folder: Path, work: Callable[[int, int, Pat
 
 def run_code(code: str) -> None:
     """Run Python code in a process that has imported torch, but nothing of this project."""
+    run_process(exec, code, {})
+
+
+def run_process(work: Callable[..., object], *arguments: Any) -> None:
+    """Call a function in a process that has imported torch and started no threads."""
     multiprocessing.set_forkserver_preload(_PRELOADED)
-    process = multiprocessing.get_context("forkserver").Process(target=exec, args=(code, {}))
+    process = multiprocessing.get_context("forkserver").Process(target=work, args=arguments)
     process.start()
     process.join()
     assert process.exitcode == 0

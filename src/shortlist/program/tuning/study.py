@@ -7,6 +7,7 @@ import hashlib
 import json
 import math
 import os
+import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -45,6 +46,7 @@ def tune(
     lost_after: float = 24.0,
     say: Callable[[str], None] = lambda message: None,
     callbacks: Sequence[Callback] = (),
+    clock: Callable[[], float] = time.time,
 ) -> Findings:
     """Search for the settings that are best on the validation images. The test images stay unseen.
 
@@ -63,6 +65,7 @@ def tune(
         lost_after: Hours without a finished epoch after which a trial of another machine counts as killed.
         say: Called with messages.
         callbacks: Callbacks of every training.
+        clock: The current time in seconds, by which trials of other machines count as killed.
 
     Raises:
         ShortlistError: Bad arguments, data or settings; a storage that cannot be used.
@@ -78,7 +81,7 @@ def tune(
         raise ShortlistError(f"csv must name a file, got {csv_path}")
     axes = search_axes(config, grid, search, fixed)
     folder = Path("runs", "tune", config.recipe)
-    name = _study_name(config, axes)
+    name = study_name(config, axes)
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     for own in ("workers", *([] if storage else ["studies.journal"]), *([] if csv_path else [f"{name}.csv"])):
         refuse_links(folder, folder / own)
@@ -86,7 +89,18 @@ def tune(
     say(f"study {name}: {_described(axes)}, by {config.select_metric} on the validation images")
     failures = (StorageInternalError, SQLAlchemyError)
     with storage_explained(storage or str(folder), *failures), registered_worker(folder / "workers") as worker:
-        process = Worker(study, config, axes, trials, worker, folder / "workers", lost_after, say, callbacks)
+        process = Worker(
+            study,
+            config,
+            axes,
+            worker=worker,
+            workers=folder / "workers",
+            trials=trials,
+            lost_after=lost_after,
+            say=say,
+            callbacks=callbacks,
+            clock=clock,
+        )
         csv_path = csv_path or folder / f"{name}.csv"
         write_findings(study, config, axes, csv_path)  # if that fails, better now than after a trial
         try:
@@ -113,7 +127,7 @@ def _open_study(name: str, storage: str, folder: Path, sampler: BaseSampler, pru
         )
 
 
-def _study_name(config: RunConfig, axes: Mapping[str, Axis]) -> str:
+def study_name(config: RunConfig, axes: Mapping[str, Axis]) -> str:
     """A name for the settings and axes, the same on every machine and for any number of trials."""
     shared = {name: value for name, value in identity(config).items() if name not in axes}
     content = json.dumps([shared, {name: repr(axis) for name, axis in axes.items()}], sort_keys=True)

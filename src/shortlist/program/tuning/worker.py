@@ -65,14 +65,16 @@ class Worker:
         study: optuna.Study,
         config: RunConfig,
         axes: Mapping[str, Axis],
-        trials: int | None,
+        *,
         worker: str,
         workers: Path,
-        lost_after: float,
-        say: Callable[[str], None],
-        callbacks: Sequence[Callback],
+        trials: int | None = None,
+        lost_after: float = 24.0,
+        say: Callable[[str], None] = lambda message: None,
+        callbacks: Sequence[Callback] = (),
+        clock: Callable[[], float] = time.time,
     ) -> None:
-        self._callbacks = callbacks
+        self._callbacks, self._clock = callbacks, clock
         self._study, self._config, self._worker, self._workers, self._say = study, config, worker, workers, say
         self._points = grid_points(axes)[:trials]
         self._wanted = len(self._points) or trials or _SAMPLED_BY_DEFAULT
@@ -97,7 +99,7 @@ class Worker:
             trial = self._study.ask(self._distributions)  # the first that is waiting, or a new one
             try:
                 trial.set_user_attr(WORKER, self._worker)
-                trial.set_user_attr(HEARD, time.time())
+                trial.set_user_attr(HEARD, self._clock())
                 if self._may_run(trial):
                     return trial
                 self._study.tell(trial, state=TrialState.FAIL)  # another process runs it
@@ -152,7 +154,7 @@ class Worker:
                 values.append(value)
                 trial.report(values[-1], line["epoch"])
                 self._say(f"trial {trial.number}: epoch {len(values)}/{epochs}  {100 * values[-1]:.2f}%")
-            trial.set_user_attr(HEARD, time.time())
+            trial.set_user_attr(HEARD, self._clock())
             if 0 < len(values) < epochs and trial.should_prune():
                 raise TrialPruned(f"pruned after epoch {len(values)}")
 
@@ -217,12 +219,12 @@ class Worker:
 
     def _is_lost(self, trial: FrozenTrial) -> bool:
         worker = trial.user_attrs.get(WORKER, "")
-        if worker.startswith(_host()) and (lives := _is_alive(self._workers / worker)) is not None:
+        if worker.startswith(_host()) and (lives := is_alive(self._workers / worker)) is not None:
             return not lives
         began = trial.datetime_start.timestamp() if trial.datetime_start else math.inf
         if not worker:  # killed before it recorded its worker, which it does first
-            return time.time() - began > _SECONDS_TO_BE_NAMED
-        return time.time() - float(trial.user_attrs.get(HEARD, began)) > 3600 * self._lost_after
+            return self._clock() - began > _SECONDS_TO_BE_NAMED
+        return self._clock() - float(trial.user_attrs.get(HEARD, began)) > 3600 * self._lost_after
 
     def _give_back(self, number: int, settings: Settings) -> None:
         try:
@@ -252,7 +254,7 @@ def registered_worker(workers: Path) -> Iterator[str]:
         path.unlink()
 
 
-def _is_alive(worker: Path) -> bool | None:
+def is_alive(worker: Path) -> bool | None:
     """True if the process of this file lives; None if there is no such file, or it cannot be known."""
     with suppress(OSError), worker.open("r+") as file:  # NFS locks only what is open for writing
         try:
