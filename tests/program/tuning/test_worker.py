@@ -254,6 +254,7 @@ class WaitForTheDead(Callback):
 
 def _share_studies(config: RunConfig, folder: Path) -> None:
     torch.set_num_threads(1)  # three processes fill the cores
+    open_storage(f"sqlite:///{folder}/unused.db", folder)  # imports what a database needs once, before the forks
     for name, storage in (("journal", "study"), ("sqlite", "sqlite:///study.db")):
         (folder / name).mkdir()
         os.chdir(folder / name)
