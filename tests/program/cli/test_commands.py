@@ -1,4 +1,4 @@
-"""The program as a person uses it: a folder of image files in; a classifier, suggestions and a page out."""
+"""The commands as users run them: from a folder of images to a classifier, suggestions and a report."""
 
 import csv
 import json
@@ -44,7 +44,7 @@ Call = Callable[..., "subprocess.CompletedProcess[str]"]
 
 @pytest.fixture
 def call(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Call:
-    """The same in this process, which has imported all that it takes."""
+    """Run a command in this process, which has already imported torch."""
 
     def called(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
         capfd.readouterr()
@@ -111,17 +111,17 @@ def test_evaluation_repeats_the_result_and_writes_each_class(run: Path, tmp_path
     assert {"micro_top1", "micro_top3"} <= json.loads(on_training.stdout).keys()
 
 
-def test_a_run_in_mixed_precision_scores_as_it_was_tested(images: Path, tmp_path: Path) -> None:
+def test_a_run_in_mixed_precision_scores_as_it_was_tested(images: Path, tmp_path: Path, call: Call) -> None:
     settings = ["--train.precision", "bf16-mixed", "--train.device", "cpu", "--train.epochs", "1"]
-    done = shortlist("train", "folder", *small_settings(images, tmp_path), *settings)
+    done = call("train", "folder", *small_settings(images, tmp_path), *settings)  # pytest raises warnings
     assert done.returncode == 0, done.stderr
     assert "AMP" not in done.stderr
     run = RunFolder(tmp_path)
     tested = safetensors.torch.load_file(tmp_path / "test_predictions.safetensors")["scores"]
     torch.testing.assert_close(evaluate_run(run, device="cpu")[0].scores, tested, rtol=0, atol=0)
     files = [images / file for file in run.read_json("facts.json")["test_files"]]
-    suggested = [[each.score for each in best] for _, best in Predictor(run, device="cpu").suggest(files, 2)]
-    # Batches of other sizes may be added up in another order.
+    suggested = [[guess.score for guess in best] for _, best in Predictor(run, device="cpu").suggest(files, 2)]
+    # The order of summation may depend on the batch size.
     torch.testing.assert_close(torch.tensor(suggested), tested[:, :2], rtol=1e-3, atol=1e-3)
 
 
@@ -132,8 +132,8 @@ def test_suggestions_come_from_the_run_folder_alone(run: Path, tmp_path: Path, c
     assert done.returncode == 0, done.stderr
     lines = [json.loads(line) for line in done.stdout.splitlines()]
     assert [Path(line["image"]).name for line in lines] == ["0.png", "1.png", "2.png", "3.png"]
-    right = [name in {each["name"] for each in line["suggestions"]} for name, line in zip(COLOURS, lines, strict=True)]
-    assert sum(right) >= 3
+    suggested = [{guess["name"] for guess in line["suggestions"]} for line in lines]
+    assert sum(name in names for name, names in zip(COLOURS, suggested, strict=True)) >= 3
     assert all(line["suggestions"][0]["score"] >= line["suggestions"][1]["score"] for line in lines)
     twice = list(Predictor(RunFolder(run), device="cpu").suggest([tmp_path / "0.png"] * 2, 2))
     assert len(twice) == 2
@@ -141,24 +141,24 @@ def test_suggestions_come_from_the_run_folder_alone(run: Path, tmp_path: Path, c
     table = call("predict", run, tmp_path / "0.png")
     assert "0.png" in table.stdout
     assert table.stdout.count("\n") == 2
-    assert "[bold] leaf" in table.stdout, "names are not markup"
+    assert "[bold] leaf" in table.stdout, "names are not read as markup"
 
 
 def test_what_is_no_image_does_not_keep_others_from_being_looked_at(run: Path, tmp_path: Path, call: Call) -> None:
     for number in range(3):
         draw_image(tmp_path / f"{number}.png", COLOURS["sky"], seed=number)
-    (tmp_path / "._0.png").write_bytes(b"what a Mac leaves behind")
+    (tmp_path / "._0.png").write_bytes(b"a file that macOS leaves behind")
     (tmp_path / "folder.png").mkdir()
     done = call("predict", run, tmp_path)
     assert done.returncode == 0
-    assert "left out" not in done.stderr
-    (tmp_path / "phone.HEIC").write_bytes(b"of a kind that it cannot read")
-    assert f"left out 1 file that is not an image: {tmp_path / 'phone.HEIC'}" in call("predict", run, tmp_path).stderr
+    assert str(tmp_path) not in done.stderr
+    (tmp_path / "phone.HEIC").write_bytes(b"a format that it cannot read")
+    assert str(tmp_path / "phone.HEIC") in call("predict", run, tmp_path).stderr
     (tmp_path / "1.png").write_bytes((tmp_path / "1.png").read_bytes()[:100])
     done = call("predict", run, tmp_path, "--json")
     assert [Path(json.loads(line)["image"]).name for line in done.stdout.splitlines()] == ["0.png", "2.png"]
     assert done.returncode == 1
-    assert f"{tmp_path / '1.png'}" in done.stderr
+    assert str(tmp_path / "1.png") in done.stderr
 
 
 def test_names_are_printed_as_they_are(run: Path, tmp_path: Path) -> None:
@@ -171,26 +171,24 @@ def test_names_are_printed_as_they_are(run: Path, tmp_path: Path) -> None:
     assert r"b\udcff.png" in done.stdout
 
 
-@pytest.mark.parametrize(
-    ("recipe", "message"), [("folder", "has no weights yet"), ("embeddings", "was trained on embeddings, not images")]
-)
+@pytest.mark.parametrize(("recipe", "message"), [("folder", "no weights"), ("embeddings", "embeddings, not images")])
 def test_a_run_that_cannot_suggest_says_why(tmp_path: Path, recipe: str, message: str) -> None:
     run = RunFolder(tmp_path / "run")
     with run.claim(recipes.build(recipe), resume=False):
-        pass  # stopped before its first epoch
+        pass  # as if stopped before its first epoch
     with pytest.raises(ShortlistError, match=message):
         Predictor(run)
 
 
 EDITED: list[tuple[str, dict[str, object], str]] = [
-    ("classes.json", {"names": None}, "classes.json is damaged: names must be a list of strings"),
-    ("classes.json", {"names": ["a"], "train_images": [1]}, "best.safetensors does not fit"),
-    ("preprocess.json", {"mean": 0.5}, "preprocess.json is damaged: mean must be a list of 3 numbers, got 0.5"),
-    ("preprocess.json", {"std": [1, 1, "1"]}, "preprocess.json is damaged: std must be a list of 3 numbers, got"),
-    ("preprocess.json", {"std": [1, 0, 1]}, "preprocess.json is damaged: std must not be 0"),
-    ("preprocess.json", {"channels": 2}, "preprocess.json is damaged: channels must be 1 or 3, got 2"),
-    ("preprocess.json", {"crop": "32"}, "preprocess.json is damaged: crop must be a whole number in .*, got '32'"),
-    ("preprocess.json", {"resize": 0}, "preprocess.json is damaged: resize must be a whole number in .*, got 0"),
+    ("classes.json", {"names": None}, "classes.json .*names .*strings"),
+    ("classes.json", {"names": ["a"], "train_images": [1]}, "best.safetensors"),
+    ("preprocess.json", {"mean": 0.5}, "preprocess.json .*mean .*3 numbers, got 0.5"),
+    ("preprocess.json", {"std": [1, 1, "1"]}, "preprocess.json .*std .*3 numbers, got"),
+    ("preprocess.json", {"std": [1, 0, 1]}, "preprocess.json .*std .*0"),
+    ("preprocess.json", {"channels": 2}, "preprocess.json .*channels .*1 or 3, got 2"),
+    ("preprocess.json", {"crop": "32"}, "preprocess.json .*crop .*whole number in .*, got '32'"),
+    ("preprocess.json", {"resize": 0}, "preprocess.json .*resize .*whole number in .*, got 0"),
 ]
 
 
@@ -207,10 +205,10 @@ def test_a_file_edited_by_hand_is_named(
 def test_an_entry_deleted_by_hand_is_named(run: Path, tmp_path: Path) -> None:
     edited = RunFolder(shutil.copytree(run, tmp_path / "run"))
     edited.write_json("preprocess.json", {"channels": 3})
-    with pytest.raises(ShortlistError, match=r"preprocess.json is damaged: it has no entry resize"):
+    with pytest.raises(ShortlistError, match=r"preprocess\.json .*resize"):
         Predictor(edited)
     edited.write_json("classes.json", {"train_images": [1]})
-    with pytest.raises(ShortlistError, match=r"classes.json is damaged: it has no entry names"):
+    with pytest.raises(ShortlistError, match=r"classes\.json .*names"):
         evaluate_run(edited)
 
 
@@ -228,7 +226,8 @@ def test_output_that_cannot_be_written_is_told() -> None:
     with Path("/dev/full").open("w") as full:
         done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
     assert done.returncode == 1
-    assert done.stderr == "shortlist datasets: cannot write the output: No space left on device\n"
+    assert "No space left on device" in done.stderr
+    assert done.stderr.count("\n") == 1
 
 
 def test_a_bad_test_image_is_found_before_the_training(images: Path, tmp_path: Path, call: Call) -> None:
@@ -237,12 +236,12 @@ def test_a_bad_test_image_is_found_before_the_training(images: Path, tmp_path: P
         place = photos / ("test" if file.stem in ("8", "9") else "train") / file.relative_to(images)
         place.parent.mkdir(parents=True, exist_ok=True)
         place.write_bytes(file.read_bytes())
-    (photos / "test" / "sky" / "9.jpg").write_bytes(b"no picture")
+    (photos / "test" / "sky" / "9.jpg").write_bytes(b"not an image")
     failing = call("train", "folder", *small_settings(photos, out))
     assert failing.returncode == 1
     assert "9.jpg" in failing.stderr
     assert not RunFolder(out).metrics()
-    # As the message says; and as nothing was trained, in the same folder.
+    # The remedy of the message. Nothing was trained, so the folder may be reused.
     done = call("train", "folder", *small_settings(photos, out), "--data.on-bad-image", "skip")
     assert done.returncode == 0, done.stderr
     assert RunFolder(out).read_json("final.json")["skipped_images"] == 1
@@ -262,11 +261,10 @@ def test_an_unreadable_image_ends_the_run_or_is_counted(images: Path, tmp_path: 
         (photos / folder.name).mkdir(parents=True)
         for number, file in enumerate(sorted(folder.iterdir())):
             content = file.read_bytes()
-            # The broken one is in training: validation and test take whole files of their own below.
+            # Every class has one broken file. Those that fall to training are counted below.
             (photos / folder.name / file.name).write_bytes(content[: len(content) // 2] if number == 5 else content)
     failing = call("train", "folder", *small_settings(photos, tmp_path / "fails"))
     assert failing.returncode == 1
-    assert "cannot be read as an image" in failing.stderr
     assert str(photos) in failing.stderr
     assert "Traceback" not in failing.stderr
     assert not (tmp_path / "fails" / "final.json").exists()
@@ -283,8 +281,8 @@ def test_an_unreadable_image_ends_the_run_or_is_counted(images: Path, tmp_path: 
     assert broken
     assert run.read_json("final.json")["skipped_images"] == len(broken)
     assert run.read_json("final.json")["skipped_files"] == sorted(broken)
-    assert f"left out, as they could not be read: {len(broken)}: " in done.stderr
-    # Nothing was trained by the process that ends the run, and on two ranks each file is one rank's or the other's.
+    assert all(file in done.stderr for file in broken)
+    # The process that finishes the run has trained nothing. Of two ranks, each has read only its own files.
     (run.path / "final.json").unlink()
     assert call("train", "folder", *skipping, "--resume").returncode == 0
     assert run.read_json("final.json")["skipped_images"] == len(broken)
@@ -301,34 +299,34 @@ def test_an_unreadable_image_ends_the_run_or_is_counted(images: Path, tmp_path: 
     assert RunFolder(tmp_path / "ranks").read_json("final.json")["skipped_images"] == len(broken)
 
 
-WRONG = [
-    (["trian"], 2, "no command 'trian': did you mean train?"),
-    (["train", "smokee"], 1, "no recipe 'smokee': did you mean smoke"),
+MISTAKES = [
+    (["trian"], 2, "did you mean train?"),
+    (["train", "smokee"], 1, "did you mean smoke"),
     (["train", "smoke", "--loss.kk", "3"], 2, "--loss.k"),
     (["train", "smoke", "--loss.k", "three"], 2, "three"),
     (["train", "smoke", "--loss.name", "cross_entropi"], 2, "cross_entrop"),
-    (["train", "smoke", "--loss.k", "-1"], 2, "loss.k must be"),
-    (["train", "smoke", "--train.accumulate", "7"], 2, "shortlist train: train.accumulate must divide train."),
-    (["tune", "smoke", "--train.select", "few_top9"], 2, "shortlist tune: train.select must use one of train.ks"),
+    (["train", "smoke", "--loss.k", "-1"], 2, "loss.k "),
+    (["train", "smoke", "--train.accumulate", "7"], 2, "train.accumulate"),
+    (["tune", "smoke", "--train.select", "few_top9"], 2, "train.select"),
     (["train", "smoke", "--loss.k", "400"], 1, "try --loss.k 372 --train.ks 1 3 5"),
     (
         ["train", "smoke", "--train.ks", "1", "5000"],
         1,
-        "no train.ks above it, got 5 and (1, 5000): try --loss.k 5 --train.ks 1",
+        "got 5 and (1, 5000): try --loss.k 5 --train.ks 1",
     ),
     (["train", "smoke", "--model.name", "resnet18.bogus"], 1, "resnet18.bogus"),
-    (["train", "smoke", "--train.device", "mps"], 1, "train.device = mps cannot be used here"),
+    (["train", "smoke", "--train.device", "mps"], 1, "train.device = mps"),
     (["train", "folder", "--data.root", "/nowhere/at/all"], 1, "/nowhere/at/all"),
     (["train", "cifar100_table2_epsilon_1", "--data.root", "/nowhere"], 1, "/nowhere"),
-    (["evaluate", "/nowhere"], 1, "there is no folder /nowhere"),
-    (["predict", "/nowhere", "/nowhere.png"], 1, "there is no folder /nowhere"),
-    (["report", "/nowhere"], 1, "there is no folder /nowhere"),
-    (["datasets", "cifar"], 1, "no data set 'cifar': did you mean cifar100?"),
-    (["datasets", "CIFAR-100-LT"], 1, "no data set 'CIFAR-100-LT': did you mean cifar100?"),
+    (["evaluate", "/nowhere"], 1, "/nowhere"),
+    (["predict", "/nowhere", "/nowhere.png"], 1, "/nowhere"),
+    (["report", "/nowhere"], 1, "/nowhere"),
+    (["datasets", "cifar"], 1, "did you mean cifar100?"),
+    (["datasets", "CIFAR-100-LT"], 1, "did you mean cifar100?"),
 ]
 
 
-@pytest.mark.parametrize(("arguments", "code", "message"), WRONG, ids=lambda value: str(value)[:50])
+@pytest.mark.parametrize(("arguments", "code", "message"), MISTAKES, ids=lambda value: str(value)[:50])
 def test_a_mistake_is_answered_with_what_to_do(
     arguments: list[str], code: int, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: Call
 ) -> None:
@@ -359,7 +357,7 @@ def test_a_mistake_is_answered_with_what_to_do(
 def test_a_run_of_another_length_slows_down_at_the_same_shares_of_it(
     arguments: str, milestones: tuple[int, ...]
 ) -> None:
-    """It once ended with most of its epochs at a hundredth of the rate, or was refused."""
+    """Once, a longer run spent most of its epochs at a hundredth of the rate, and a shorter one was refused."""
     _, config = parse_recipe(commands.TrainArguments, ["folder", *arguments.split()], "train")
     assert config.optim.drop_epochs(config.train.epochs) == list(milestones)
 
@@ -368,11 +366,12 @@ def test_a_demo_that_was_stopped_names_no_option_that_it_has_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def stopped(*_: object, **__: object) -> None:
-        raise Interrupted("stopped in epoch 1; add --resume to go on")
+        raise Interrupted("stopped in epoch 1; add --resume to continue")
 
     monkeypatch.setattr(demo, "train", stopped)
-    with pytest.raises(Interrupted, match=r"^stopped; repeat the command to continue$"):
+    with pytest.raises(Interrupted) as told:
         demo.run_demo(tmp_path, lambda message: None)
+    assert "--resume" not in str(told.value)
 
 
 def test_help_lists_every_command_and_recipe(call: Call) -> None:
@@ -381,13 +380,13 @@ def test_help_lists_every_command_and_recipe(call: Call) -> None:
     listed = call("train", "--help").stdout
     for lines in recipes.overview().values():
         assert all(f"  {name} " in listed for name, _ in lines)
-    assert "K of the top-K objective" in call("train", "smoke", "--help").stdout
+    assert "--loss.k INT" in call("train", "smoke", "--help").stdout
 
 
 def test_the_smallest_recipe_follows_its_golden_curve(tmp_path: Path) -> None:
-    # Written by `shortlist train smoke` on the CPU, from its metrics.jsonl. Machines and versions of torch differ in
-    # the last bits of a sum, and training amplifies that: with torch 2.15 the second loss is 2.3 % lower than this.
-    # A change in data, network, loss or schedule moves the curve much further.
+    # From the metrics.jsonl of `shortlist train smoke` on a CPU. Machines and versions of torch differ in the last bits
+    # of a sum, and training amplifies that: with torch 2.15 the second loss is 2.3 % lower. A change in data, network,
+    # loss or schedule moves the curve much further.
     golden = json.loads((Path(__file__).parent / "golden_smoke.json").read_text())
     config = recipes.build("smoke")
     lines = train(config, folder=tmp_path, quiet=True).metrics()

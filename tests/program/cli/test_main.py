@@ -1,4 +1,4 @@
-"""The command itself: help, mistakes, pipes and signals, before and around any work."""
+"""The entry point: help, mistakes, pipes and signals."""
 
 import json
 import os
@@ -24,7 +24,7 @@ def run_shortlist(*arguments: str | Path, **environment: str) -> "subprocess.Com
 
 
 def run_command(command: list[str], **environment: str) -> "subprocess.CompletedProcess[str]":
-    """Run it as a terminal would: a process in the background may have been told to ignore interrupts."""
+    """Run a command as a terminal would: with interrupts, which a background process may have been told to ignore."""
     return subprocess.run(
         command,
         capture_output=True,
@@ -95,12 +95,23 @@ def test_the_version_is_printed() -> None:
     assert (done.returncode, done.stdout) == (0, f"shortlist {shortlist.__version__}\n")
 
 
-def test_help_for_a_command_is_that_of_the_command() -> None:
-    assert run_shortlist("help", "evaluate").stdout == run_shortlist("evaluate", "--help").stdout
-    assert all(name in run_shortlist("help").stdout for name in cli.COMMANDS)
-    unknown = run_shortlist("help", "evalute")
-    assert unknown.returncode == 2
-    assert "evaluate" in unknown.stderr
+def test_help_for_a_command_is_that_of_the_command(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def said(*arguments: str) -> tuple[object, str, str]:
+        monkeypatch.setattr(sys, "argv", ["shortlist", *arguments])
+        code: object = 0
+        try:
+            cli.main()
+        except SystemExit as ended:
+            code = ended.code
+        return code, *capfd.readouterr()
+
+    assert said("help", "evaluate")[1] == said("evaluate", "--help")[1] != ""
+    assert all(name in said("help")[1] for name in cli.COMMANDS)
+    code, _, error = said("help", "evalute")
+    assert code == 2
+    assert "evaluate" in error
 
 
 def test_data_of_a_single_class_is_named_as_such(
@@ -134,7 +145,7 @@ def test_a_reader_that_stops_reading_help_sees_no_error(arguments: list[str]) ->
 
 
 def test_an_interrupt_that_an_import_would_swallow_ends_the_program(tmp_path: Path) -> None:
-    """As numpy did: interrupted halfway, its import went on to fail with a RecursionError."""
+    """The import of NumPy did: when interrupted, it failed with a RecursionError."""
     (tmp_path / "torch.py").write_text(
         "import os, signal\n"
         "try:\n"
@@ -151,7 +162,7 @@ def test_an_interrupt_while_stopping_kills_without_a_traceback() -> None:
 import atexit, signal, sys
 from shortlist.program.cli import main as cli
 cli.COMMANDS["demo"] = lambda arguments: signal.raise_signal(signal.SIGINT)
-atexit.register(signal.raise_signal, signal.SIGINT)  # as Python shuts down
+atexit.register(signal.raise_signal, signal.SIGINT)  # while Python shuts down
 sys.argv = ["shortlist", "demo"]
 cli.main()
 """
@@ -177,7 +188,7 @@ def test_a_killed_loader_process_is_told_in_a_sentence(tmp_path: Path) -> None:
     arguments = ["train", "folder", *settings.split(), "--data.root", tmp_path / "photos", "--out", tmp_path / "run"]
     with subprocess.Popen([*CONSOLE, *map(str, arguments)], stderr=subprocess.PIPE, text=True) as process:
         children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
-        while process.poll() is None:  # a worker may have just finished its part: then the next one is killed
+        while process.poll() is None:  # a worker may just have finished; then the next one is killed
             for worker in children.read_text().split():
                 if (tmp_path / "run" / "checkpoints").exists():
                     os.kill(int(worker), signal.SIGKILL)
