@@ -59,17 +59,18 @@ class Learner:
         clip_norm: float = 0.0,
         residual: bool = False,
         compiled: bool = False,
+        dtype: torch.dtype = torch.float32,
     ) -> None:
         torch.manual_seed(0)
         features = ResNet(depth=8) if residual else DenseNetBC(depth=10, growth=4)
-        self.plain = nn.Sequential(features, nn.Linear(features.num_features, NUM_CLASSES)).cuda()
+        self.plain = nn.Sequential(features, nn.Linear(features.num_features, NUM_CLASSES)).to("cuda", dtype)
         self.model: Callable[[Tensor], Tensor] = torch.compile(self.plain) if compiled else self.plain
-        self.criterion, self.clip_norm = criterion.cuda(), clip_norm
+        self.criterion, self.clip_norm, self.dtype = criterion.cuda(), clip_norm, dtype
         self.optimizer = make_optimizer(self.plain.parameters())
         self.loss_sum = torch.zeros((), dtype=torch.float64, device="cuda")
 
     def update(self, inputs: Tensor, target: Tensor) -> None:
-        loss = self.criterion(self.model(inputs), target)
+        loss = self.criterion(self.model(inputs.to(self.dtype)), target)
         loss.backward()
         if self.clip_norm:
             nn.utils.clip_grad_norm_(self.plain.parameters(), self.clip_norm)
@@ -128,10 +129,11 @@ def test_every_optimiser_steps_as_it_does_step_by_step(
 
 @pytest.mark.filterwarnings("ignore")  # torch's compiler remarks on the precision of products
 def test_a_compiled_network_is_captured_too() -> None:
-    # The DenseNet has kernels of its own, which leave nothing to compile.
-    want = Learner(nn.CrossEntropyLoss(), residual=True).learned(captured=False)
-    got = Learner(nn.CrossEntropyLoss(), residual=True, compiled=True).learned(captured=True)
-    torch.testing.assert_close(got, want, rtol=1e-2, atol=1e-3)
+    # The DenseNet has kernels of its own, which leave nothing to compile. In float64, because the compiler rounds
+    # differently: in float32 that is enough to move an activation across the kink of its ReLU, and the weights with it.
+    want = Learner(nn.CrossEntropyLoss(), residual=True, dtype=torch.float64).learned(captured=False)
+    got = Learner(nn.CrossEntropyLoss(), residual=True, compiled=True, dtype=torch.float64).learned(captured=True)
+    torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-6)
 
 
 def test_noise_differs_from_step_to_step_and_comes_again_with_its_seed() -> None:
