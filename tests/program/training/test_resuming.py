@@ -87,7 +87,7 @@ def test_a_checkpoint_of_an_older_version_goes_on_with_the_metrics_file(
 def test_an_older_run_that_lost_its_best_epoch_says_so(config: RunConfig, unfinished: Path, content: str) -> None:
     rewrite_newest(unfinished, without_lines)
     (unfinished / "metrics.jsonl").write_text(content)
-    with pytest.raises(ShortlistError, match=r"metrics\.jsonl is damaged: delete the folder"):
+    with pytest.raises(ShortlistError, match=r"metrics\.jsonl is damaged: a line is missing"):
         train(config, folder=unfinished, resume=True, quiet=True)
 
 
