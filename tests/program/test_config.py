@@ -225,6 +225,18 @@ def test_a_drop_of_the_first_format_stays_at_its_epoch() -> None:
             assert config.optim.drop_epochs(epochs) == [epoch]
 
 
+def test_milestones_of_the_first_format_that_a_schedule_ignored_are_dropped() -> None:
+    config = changed(RunConfig(), {"optim.schedule": "cosine", "train.epochs": 10})
+    assert from_dict(format_1(config, [20, 25])) == config
+
+
+@pytest.mark.parametrize("written", [{}, {"format": FORMAT}])
+@pytest.mark.parametrize("name", [[], {}, None, 3, "adaboost"])
+def test_a_damaged_name_of_a_loss_is_named(name: Any, written: dict[str, int]) -> None:
+    with pytest.raises(ShortlistError, match=r"loss\.name must be one of"):
+        from_dict({**written, "loss": {"name": name}})
+
+
 @pytest.mark.parametrize("number", [FORMAT + 1, "2", None])
 def test_a_format_of_the_future_is_refused_by_its_number(number: Any) -> None:
     with pytest.raises(ShortlistError, match=f"format {number!r}.* up to {FORMAT}"):

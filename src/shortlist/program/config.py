@@ -8,6 +8,7 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, cast
 
@@ -246,7 +247,7 @@ def to_dict(config: RunConfig) -> dict[str, Any]:
 
 
 def from_dict(settings: Any) -> RunConfig:
-    """The inverse of ``to_dict``, for every format so far. An unknown field is named; a missing one has its default."""
+    """The inverse of ``to_dict``, for all formats. A missing field gets its default; an unknown one is an error."""
     settings = upgrade(settings)
     if isinstance(settings, dict):
         settings = {name: value for name, value in settings.items() if name != "format"}
@@ -257,7 +258,7 @@ _LOSS_SETTINGS_OF_FORMAT_1 = ("epsilon", "n_samples", "tau", "gamma", "max_margi
 
 
 def upgrade(settings: Any) -> Any:
-    """Settings of any format in today's.
+    """Bring settings of any format into the current one.
 
     Format 1, which had no number, kept the settings of all losses for every loss, and milestones as epochs of the run.
     What does not look like a configuration is returned as it is: ``from_dict`` names what is wrong with it.
@@ -274,16 +275,16 @@ def upgrade(settings: Any) -> Any:
         return settings
     upgraded = {**settings, "format": FORMAT}
     if isinstance(loss := settings.get("loss"), dict):
-        kind = LOSSES.get(loss.get("name", NoisedTopKHingeConfig.name))
+        kind = LOSSES.get(str(loss.get("name", NoisedTopKHingeConfig.name)))
         known = [field.name for field in dataclasses.fields(kind)] if kind else _LOSS_SETTINGS_OF_FORMAT_1
         unused = set(_LOSS_SETTINGS_OF_FORMAT_1).difference(known)
         upgraded["loss"] = {name: value for name, value in loss.items() if name not in unused}
         upgraded["loss"].setdefault("name", NoisedTopKHingeConfig.name)
-    try:
-        epochs = settings["train"]["epochs"]
-        upgraded["optim"] = {**settings["optim"], "milestones": [m / epochs for m in settings["optim"]["milestones"]]}
-    except (KeyError, TypeError, ZeroDivisionError):
-        pass
+    with suppress(KeyError, TypeError):
+        epochs, milestones = settings["train"]["epochs"], settings["optim"]["milestones"]
+        # A cosine schedule could carry milestones behind the end of its run, without effect.
+        shares = [milestone / epochs for milestone in milestones if 0 < milestone < epochs]
+        upgraded["optim"] = {**settings["optim"], "milestones": shares}
     return upgraded
 
 

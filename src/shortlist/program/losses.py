@@ -86,7 +86,7 @@ class LossConfig:
     @staticmethod
     def kind_called(name: Any) -> "type[LossConfig]":
         """The dataclass of the loss with this name."""
-        if name not in LOSSES:
+        if not isinstance(name, str) or name not in LOSSES:
             raise ShortlistError(
                 f"loss.name must be one of {', '.join(LOSSES)}, got {name!r}{did_you_mean(str(name), LOSSES)}"
             )

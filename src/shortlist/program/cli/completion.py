@@ -11,6 +11,7 @@ from shortlist.program import recipes
 from shortlist.program.bench import Suite
 from shortlist.program.cli import commands, research
 from shortlist.program.cli.parsing import flags_of, parse
+from shortlist.program.config import DataName
 from shortlist.program.losses import LOSSES
 
 _ARGUMENTS: Mapping[str, type[Any]] = {
@@ -50,7 +51,7 @@ def _words(command: str) -> list[str]:
         "train": [*recipes.RECIPES],
         "tune": [*recipes.RECIPES],
         "bench": get_args(Suite),
-        "datasets": ["glyphs", "cifar100", "plantnet300k", "imagenet", "imagenet_lt", "folder", "embeddings"],
+        "datasets": get_args(DataName),
     }.get(command, [])
     flags = flags_of(kind)
     if command in ("train", "tune"):  # of every loss

@@ -65,7 +65,7 @@ def parse(kind: type[Any], arguments: list[str], command: str, examples: Sequenc
 def parse_recipe(
     kind: type[RecipeArguments], arguments: list[str], command: str, examples: Sequence[str] = ()
 ) -> tuple[Any, RunConfig]:
-    """A recipe's name and settings to change: all arguments, and the configuration among them."""
+    """Parse the name of a recipe and the settings to change: all arguments, and the configuration."""
     name, *words = arguments
     recipe = recipes.build(name)
     try:
@@ -101,7 +101,7 @@ def flags_of(kind: type[Any], prefix: str = "") -> list[str]:
     for field in dataclasses.fields(kind):
         if dataclasses.is_dataclass(field.type) and isinstance(field.type, type):
             flags += flags_of(field.type, f"{prefix}{field.name}.")
-        else:
+        elif field.name != "recipe":  # the first word after the command
             flags.append(f"--{prefix}{field.name}".replace("_", "-"))
     return flags
 
@@ -123,7 +123,7 @@ def _refuse_settings_of_other_losses(words: Sequence[str], config: RunConfig) ->
 
 
 def _with_loss(kind: type[RecipeArguments], config: RunConfig) -> type[RecipeArguments]:
-    """The arguments with the settings of this one loss. Only the loss is known to differ between command lines."""
+    """The same arguments, with the settings of this loss alone."""
     loss = ("loss", type(config.loss), dataclasses.field(default=config.loss))
     made = dataclasses.make_dataclass(kind.__name__, [loss], bases=(kind,), frozen=True, kw_only=True)
     made.__doc__ = None
@@ -141,7 +141,7 @@ def _value_of(option: str, words: Sequence[str]) -> str | None:
 
 
 def _milestones_as_shares(words: Sequence[str], recipe: RunConfig) -> list[str]:
-    """Milestones of 1 and more are taken for epochs of the run: shares are below 1."""
+    """Read milestones of 1 and more as epochs of the run: shares are below 1."""
     shares, inside, length = list[str](), False, recipe.train.epochs
     with contextlib.suppress(ValueError):  # tyro will say what is wrong with it
         length = int(_value_of("train.epochs", words) or length)
