@@ -306,7 +306,7 @@ class DemoArguments:
 
 
 def demo(arguments: list[str]) -> None:
-    """Compare four losses on built-in data, three minutes on two cores: shortlist demo"""
+    """Compare four losses on built-in data, about five minutes on two cores: shortlist demo"""
     parsed = parse(DemoArguments, arguments, "demo", ("shortlist demo --out demo",))
 
     from shortlist.program.cli.demo import run_demo
