@@ -209,12 +209,17 @@ class RunConfig:
 
 _HOW_AND_WHERE = ("data.root", "data.workers", "data.on_bad_image", "train.device", "train.eval_batch_size")
 
+NEUTRAL: dict[str, Any] = {}
+"""Settings that are younger than the first published results, each with the value that changes nothing. At that value a
+setting is no part of a run's identity, so earlier runs keep their key. Never change a value, never remove an entry."""
+
 
 def identity(config: RunConfig) -> dict[str, Any]:
     """What makes it this run, by names on the command line: two runs of the same identity differ by the seed alone.
 
-    Left out are the seed, where the data lies (unless that says which data it is), and how it is read. The milestones
-    are the epochs at which the learning rate falls, so that shares that mean the same epochs are the same.
+    Left out are the seed, where the data lies (unless that says which data it is), how it is read, and settings at
+    their ``NEUTRAL`` value. The milestones are the epochs at which the learning rate falls, so that shares that mean
+    the same epochs are the same.
 
     Example:
         >>> identity(RunConfig(seed=1)) == identity(changed(RunConfig(), {"data.root": "elsewhere"}))
@@ -223,7 +228,11 @@ def identity(config: RunConfig) -> dict[str, Any]:
     settings = flat(to_dict(from_dict(to_dict(config))))  # there and back: 5 and 5.0 are the same
     left_out = {"format", "seed", *_HOW_AND_WHERE} - ({"data.root"} if config.data.is_named_by_root else set())
     settings["optim.milestones"] = config.optim.drop_epochs(config.train.epochs)
-    return {name: value for name, value in settings.items() if name not in left_out}
+    return {
+        name: value
+        for name, value in settings.items()
+        if name not in left_out and not (name in NEUTRAL and value == NEUTRAL[name])
+    }
 
 
 def differences(config: RunConfig, other: RunConfig) -> list[str]:
