@@ -21,6 +21,9 @@ FORMAT = 2
 
 DataName = Literal["glyphs", "cifar100", "plantnet300k", "imagenet", "imagenet_lt", "folder", "embeddings"]
 
+OWN_NETWORKS = ("glyphnet", "densenet40_40", "resnet32", "none")
+"""Networks that are not timm's: nobody offers pre-trained weights of them."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class DataConfig:
@@ -75,9 +78,16 @@ class ModelConfig:
     """Last layer: linear, or cosine for the losses with margins."""
     pretrained: bool = False
     """Start from the pre-trained weights of timm."""
+    frozen: bool = False
+    """Train the last layer alone, on features that are computed once, without augmentation, and kept."""
 
     def __post_init__(self) -> None:
         check_choices(self, "head")
+
+    @property
+    def starts_trained(self) -> bool:
+        """True if the network does not start from random weights."""
+        return self.pretrained and self.name not in OWN_NETWORKS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -190,6 +200,13 @@ class RunConfig:
                 "model.name must be none for embeddings and a network for images, "
                 f"got {self.model.name} for {self.data.name}"
             )
+        if self.model.frozen and self.model.name == "none":
+            raise ShortlistError("model.frozen is for networks: embeddings are features already, leave it out")
+        if self.model.frozen and not self.model.starts_trained:
+            raise ShortlistError(
+                "model.frozen needs a network with pre-trained weights, or its features say nothing about the images: "
+                f"add --model.pretrained, got {self.model.name} with random weights"
+            )
         if int(self.select_metric.rpartition("_top")[2]) not in self.all_ks:
             raise ShortlistError(f"train.select must use one of train.ks = {self.train.ks}, got {self.train.select!r}")
 
@@ -209,7 +226,7 @@ class RunConfig:
 
 _HOW_AND_WHERE = ("data.root", "data.workers", "data.on_bad_image", "train.device", "train.eval_batch_size")
 
-NEUTRAL: dict[str, Any] = {}
+NEUTRAL: dict[str, Any] = {"model.frozen": False}
 """Settings that are younger than the first published results, each with the value that changes nothing. At that value a
 setting is no part of a run's identity, so earlier runs keep their key. Never change a value, never remove an entry."""
 

@@ -55,6 +55,13 @@ class Split(ABC):
         return None
 
     @abstractmethod
+    def content_digest(self) -> str:
+        """Changes when an input may have changed, and not with the labels: for what is computed from the inputs alone.
+
+        No file is read.
+        """
+
+    @abstractmethod
     def thumbnail(self, index: int) -> Tensor | None:
         """``(C, H, W)`` uint8 picture of an input for people to look at; None if it is no picture."""
 

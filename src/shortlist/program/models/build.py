@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from shortlist.errors import ShortlistError
 from shortlist.heads.cosine import CosineLinear
-from shortlist.program.config import ModelConfig
+from shortlist.program.config import OWN_NETWORKS, ModelConfig
 from shortlist.program.models.cifar import DenseNetBC, ResNet
 from shortlist.program.text import did_you_mean
 
@@ -15,10 +15,10 @@ from shortlist.program.text import did_you_mean
 class Classifier(nn.Module):
     """A backbone and a linear or cosine layer that scores its features."""
 
-    def __init__(self, backbone: nn.Module, num_features: int, num_classes: int, *, cosine: bool) -> None:
+    def __init__(self, backbone: nn.Module, head: nn.Module) -> None:
         super().__init__()
         self.backbone = backbone
-        self.head = CosineLinear(num_features, num_classes) if cosine else nn.Linear(num_features, num_classes)
+        self.head = head
 
     def forward(self, inputs: Tensor) -> Tensor:
         features = self.backbone(inputs)
@@ -26,6 +26,10 @@ class Classifier(nn.Module):
         with torch.autocast(features.device.type, enabled=False):
             scores: Tensor = self.head(features.float())
         return scores
+
+    def on_features(self) -> "Classifier":
+        """The same last layer, weights shared, for inputs that are features of the backbone already."""
+        return Classifier(nn.Identity(), self.head)
 
 
 def build_model(config: ModelConfig, input_shape: tuple[int, ...], num_classes: int) -> Classifier:
@@ -49,7 +53,8 @@ def build_model(config: ModelConfig, input_shape: tuple[int, ...], num_classes: 
         num_features = backbone.num_features
     else:
         backbone, num_features = _from_timm(config, input_shape)
-    return Classifier(backbone, num_features, num_classes, cosine=config.head == "cosine")
+    layer = CosineLinear if config.head == "cosine" else nn.Linear
+    return Classifier(backbone, layer(num_features, num_classes))
 
 
 def load_weights(model: nn.Module, weights: Any, error: str) -> None:
@@ -76,7 +81,7 @@ def _from_timm(config: ModelConfig, input_shape: tuple[int, ...]) -> tuple[nn.Mo
     import timm
 
     if not timm.is_model(config.name):
-        known = ["glyphnet", "densenet40_40", "resnet32", "none", *timm.list_models()]
+        known = [*OWN_NETWORKS, *timm.list_models()]
         hint = did_you_mean(config.name, known, 3)
         raise ShortlistError(f"model.name must be a network of shortlist or timm, got {config.name!r}{hint}")
     try:

@@ -2,7 +2,7 @@
 
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,8 @@ from shortlist.program.data.base import Problem, training_plan
 from shortlist.program.data.catalogue import load_problem
 from shortlist.program.models.build import build_model
 from shortlist.program.seeds import mix_seed
+from shortlist.program.training.callbacks import Callback
+from shortlist.program.training.features import weights_digest, with_features
 from shortlist.program.training.step import AUGMENT, INIT, ORDER, Step, scales_gradients
 
 
@@ -32,14 +34,18 @@ class Parts:
     """Device, ranks and precision."""
     problem: Problem
     network: nn.Module
-    """As built: its state dict is what checkpoints and weight files hold."""
+    """As built: its state dict is what weight files hold."""
+    trained: nn.Module
+    """The part that training changes, and checkpoints hold: the network, or of a frozen one its last layer alone."""
     model: nn.Module
-    """The network as compiled and wrapped by fabric: the one to call."""
+    """The trained part as compiled and wrapped by fabric: the one to call."""
     loss: nn.Module
     optimizer: Optimizer
     step: Step
     steps: int
     """Steps in an epoch."""
+    frozen_digest: str = ""
+    """Of the weights that stay as they are; empty if the whole network is trained."""
 
     def batches(self, epoch: int, done: int = 0) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         """This rank's training batches of an epoch, without those of the first ``done`` steps."""
@@ -48,19 +54,30 @@ class Parts:
         return self.problem.train.batches([part for parts in plan for part in parts], self.fabric.device, augment_seed)
 
 
-def build(config: RunConfig, folder: Path) -> Parts:
-    """Build the parts of a run that will be written to ``folder``; nothing is written yet.
+def build(
+    config: RunConfig,
+    folder: Path,
+    fabric: lightning_fabric.Fabric | None = None,
+    callbacks: Sequence[Callback] = (),
+) -> Parts:
+    """Build the parts of a run that will be written to ``folder``; nothing is written there yet.
+
+    Args:
+        config: The run.
+        folder: Where it will go.
+        fabric: As ``open_fabric`` gives it, for callers that need it earlier.
+        callbacks: Told of the features of a frozen network while they are computed.
 
     Raises:
         ShortlistError: Data, settings or device that cannot be used.
     """
-    fabric = _fabric(config)
+    fabric = fabric or open_fabric(config)
     _refuse_cosines_without_scale(config)
     problem = load_problem(config.data)
     problem.refuse_run_folder(folder)
     _refuse_large_ks(config, len(problem.classes))
     torch.manual_seed(mix_seed(config.seed, INIT))
-    network: nn.Module = build_model(config.model, problem.input_shape, len(problem.classes))
+    network = build_model(config.model, problem.input_shape, len(problem.classes))
     group = size_groups(problem.class_counts).get(config.select_metric.partition("_")[0])
     if group is not None and not group[problem.val.labels].any():
         raise undefined_metric(config)  # now, not after an epoch
@@ -72,7 +89,11 @@ def build(config: RunConfig, folder: Path) -> Parts:
         network = nn.SyncBatchNorm.convert_sync_batchnorm(network)  # type: ignore[no-untyped-call]
     if config.train.channels_last:
         network = network.to(memory_format=torch.channels_last)
-    model: Any = torch.compile(network) if config.train.compile else network
+    trained, frozen_digest = network, ""
+    if config.model.frozen:
+        trained, frozen_digest = network.on_features(), weights_digest(network.backbone)
+        problem = with_features(problem, network.backbone, frozen_digest, config, fabric.device, callbacks)
+    model: Any = torch.compile(trained) if config.train.compile else trained
     fused = fabric.device.type == "cuda" and not scales_gradients(config)
     model, optimizer = fabric.setup(model, build_optimizer(config.optim, model, fused=fused))
     steps = len(_plan(config, fabric, problem, 0))
@@ -81,8 +102,8 @@ def build(config: RunConfig, folder: Path) -> Parts:
             f"train.batch_size must leave at least one step: {len(problem.train)} training images, "
             f"{fabric.world_size} ranks of {config.train.accumulate} parts"
         )
-    step = Step(config, fabric, network, model, loss, optimizer, problem.train, steps)
-    return Parts(config, fabric, problem, network, model, loss, optimizer, step, steps)
+    step = Step(config, fabric, trained, model, loss, optimizer, problem.train, steps)
+    return Parts(config, fabric, problem, network, trained, model, loss, optimizer, step, steps, frozen_digest)
 
 
 def _refuse_cosines_without_scale(config: RunConfig) -> None:
@@ -123,7 +144,7 @@ def build_optimizer(config: OptimConfig, model: nn.Module, *, fused: bool) -> Op
     return SGD(model.parameters(), momentum=config.momentum, nesterov=config.momentum > 0, **options)
 
 
-def _fabric(config: RunConfig) -> lightning_fabric.Fabric:
+def open_fabric(config: RunConfig) -> lightning_fabric.Fabric:
     """One device, or those that torchrun's variables describe."""
     logging.getLogger("lightning_fabric").setLevel(logging.WARNING)  # its remarks are for programmers
     world_size = int(os.environ.get("WORLD_SIZE", "1"))

@@ -28,7 +28,7 @@ from shortlist.program.runs.folder import BEST, RunFolder, as_safetensors, defau
 from shortlist.program.runs.model import load_best
 from shortlist.program.runs.records import refuse_other_data, refuse_other_training_images, write_facts
 from shortlist.program.text import some_of
-from shortlist.program.training.build import Parts, build, undefined_metric
+from shortlist.program.training.build import Parts, build, open_fabric, undefined_metric
 from shortlist.program.training.callbacks import Callback, ProgressDisplay, TensorBoard
 from shortlist.program.training.checkpoint import Position, lines_of, restore, training_state
 from shortlist.program.training.evaluate import Evaluation, evaluate
@@ -69,7 +69,16 @@ def train(
         Interrupted: SIGINT or SIGTERM came; a checkpoint was written, or no step was left and the run has finished.
     """
     run = RunFolder(folder or default_folder(config))
-    trainer = Trainer(build(config, run.path), run, quiet=quiet, callbacks=callbacks)
+    fabric = open_fabric(config)
+    shown = [ProgressDisplay()] if fabric.is_global_zero and not quiet else []
+    callbacks = [*shown, *callbacks]
+    try:
+        parts = build(config, run.path, fabric, callbacks)
+    except BaseException:
+        for callback in callbacks:
+            callback.close()
+        raise
+    trainer = Trainer(parts, run, callbacks=callbacks)
     with run.claim(config, resume=resume) if trainer.writes else nullcontext():  # only now: bad data leaves no folder
         trainer.fabric.barrier()
         trainer.read_test_images()
@@ -83,7 +92,7 @@ def train(
 class Trainer:
     """One run in this process, which is one of several ranks under torchrun. The caller has claimed the folder."""
 
-    def __init__(self, parts: Parts, run: RunFolder, *, quiet: bool, callbacks: Sequence[Callback] = ()) -> None:
+    def __init__(self, parts: Parts, run: RunFolder, *, callbacks: Sequence[Callback] = ()) -> None:
         self.parts, self.run = parts, run
         self.config, self.fabric, self.problem = parts.config, parts.fabric, parts.problem
         self.epochs = parts.config.train.epochs
@@ -91,8 +100,7 @@ class Trainer:
         self.writes = parts.fabric.is_global_zero
         self.stop_asked = False
         """True if a stop was asked for after the last step."""
-        shown = [ProgressDisplay()] if self.writes and not quiet else []
-        self.callbacks: list[Callback] = [*shown, *([TensorBoard(run)] if self.writes else []), *callbacks]
+        self.callbacks: list[Callback] = [*([TensorBoard(run)] if self.writes else []), *callbacks]
         self._has_warned = False
         self._began, self._seconds_before, self._images_before = 0.0, 0.0, 0.0  # of the part of an epoch trained here
 
@@ -280,7 +288,7 @@ class Trainer:
 
     def _evaluate(self, split: str) -> Evaluation:
         if self.fabric.world_size > 1:  # each rank has batch statistics of its own
-            for buffer in self.parts.network.buffers():
+            for buffer in self.parts.trained.buffers():
                 dist.broadcast(buffer, 0)
         with uncompiled(self.config):
             return evaluate(
