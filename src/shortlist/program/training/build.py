@@ -3,7 +3,7 @@
 import logging
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +19,21 @@ from shortlist.program.config import OptimConfig, RunConfig
 from shortlist.program.data.base import Problem, training_plan
 from shortlist.program.data.catalogue import load_problem
 from shortlist.program.models.build import build_model
+from shortlist.program.models.weights import load_backbone
+from shortlist.program.runs.folder import RunFolder
+from shortlist.program.runs.start import normalised_as_recorded, normalised_for_start, read_start
 from shortlist.program.seeds import mix_seed
 from shortlist.program.training.step import AUGMENT, INIT, ORDER, Step, scales_gradients
+
+
+@dataclass(frozen=True)
+class Start:
+    """The weights of ``model.weights`` that the network holds now."""
+
+    sha256: str
+    """Of their file."""
+    told: str
+    """What the user should know about them."""
 
 
 @dataclass(frozen=True)
@@ -40,6 +53,8 @@ class Parts:
     step: Step
     steps: int
     """Steps in an epoch."""
+    start: "Start | None" = None
+    """None if the network starts from random numbers, from weights of timm, or from a checkpoint of the run."""
 
     def batches(self, epoch: int, done: int = 0) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         """This rank's training batches of an epoch, without those of the first ``done`` steps."""
@@ -56,11 +71,23 @@ def build(config: RunConfig, folder: Path) -> Parts:
     """
     fabric = _fabric(config)
     _refuse_cosines_without_scale(config)
-    problem = load_problem(config.data)
+    run, model_config = RunFolder(folder), config.model
+    problem, weights = load_problem(config.data), None
+    if run.continues:  # the weights of its checkpoint replace any others
+        model_config = replace(model_config, pretrained=False, weights="")
+        problem = normalised_as_recorded(problem, config, run)
+    else:
+        weights = read_start(model_config)
+        problem = normalised_for_start(problem, config)
     problem.refuse_run_folder(folder)
     _refuse_large_ks(config, len(problem.classes))
     torch.manual_seed(mix_seed(config.seed, INIT))
-    network: nn.Module = build_model(config.model, problem.input_shape, len(problem.classes))
+    classifier = build_model(model_config, problem.input_shape, len(problem.classes))
+    start = None
+    if weights is not None:
+        told = load_backbone(classifier.backbone, weights.tensors, weights.source, config.model.name)
+        start = Start(weights.sha256, told)
+    network: nn.Module = classifier
     group = size_groups(problem.class_counts).get(config.select_metric.partition("_")[0])
     if group is not None and not group[problem.val.labels].any():
         raise undefined_metric(config)  # now, not after an epoch
@@ -82,7 +109,7 @@ def build(config: RunConfig, folder: Path) -> Parts:
             f"{fabric.world_size} ranks of {config.train.accumulate} parts"
         )
     step = Step(config, fabric, network, model, loss, optimizer, problem.train, steps)
-    return Parts(config, fabric, problem, network, model, loss, optimizer, step, steps)
+    return Parts(config, fabric, problem, network, model, loss, optimizer, step, steps, start)
 
 
 def _refuse_cosines_without_scale(config: RunConfig) -> None:
