@@ -2,6 +2,7 @@
 
 import io
 import pickle
+import warnings
 from collections.abc import Mapping
 from typing import Any
 
@@ -32,11 +33,13 @@ def read_weights(content: bytes, source: str) -> dict[str, Tensor]:
         except safetensors.SafetensorError as error:
             raise ShortlistError(f"{source} is damaged: {error}") from None
     try:
-        loaded = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch's remarks about the file are for its own developers
+            loaded = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
     except pickle.UnpicklingError:  # torch's own message advises to run the code
         raise ShortlistError(
-            f"{source} cannot be read without running code that is in it, which shortlist never does: save the "
-            "weights alone, model.state_dict(), with the program that made the file"
+            f"{source} holds no weights that can be read without running code in the file, which shortlist never does: "
+            "save the weights alone, model.state_dict(), with the program that made it"
         ) from None
     except Exception as error:  # a damaged file can fail in every way there is
         raise ShortlistError(f"{source} is not a file of weights, or it is damaged: {error}") from None
