@@ -54,6 +54,7 @@ def other_settings(config: RunConfig) -> dict[str, Any]:
         "data.imbalance_kind": "step",
         "data.noise_groups": "consecutive",
         "data.augment": "none",
+        "data.normalise": "network",
         "data.on_bad_image": "skip",
         "model.head": "cosine",
         "loss.name": "focal",

@@ -47,6 +47,8 @@ class DataConfig:
     """Random crops and flips as usual for the data set, or none."""
     image_size: int = 0
     """Side of the images in pixels, for data read from files; 0 is the usual size of the data set."""
+    normalise: Literal["auto", "data", "network"] = "auto"
+    """Mean and deviation of images: usual for the data, or the network's own; auto: its own with --model.weights."""
     on_bad_image: Literal["fail", "skip"] = "fail"
     """What to do about an unreadable image: stop, or leave it out and count it."""
     workers: int = 2
@@ -60,7 +62,7 @@ class DataConfig:
         check_within(self, "val_fraction", 0, 0.9)
         check_within(self, "image_size", 0, 4096)
         check_within(self, "workers", 0, 1024)
-        check_choices(self, "name", "imbalance_kind", "noise_groups", "augment", "on_bad_image")
+        check_choices(self, "name", "imbalance_kind", "noise_groups", "augment", "normalise", "on_bad_image")
 
     @property
     def is_named_by_root(self) -> bool:
@@ -78,16 +80,25 @@ class ModelConfig:
     """Last layer: linear, or cosine for the losses with margins."""
     pretrained: bool = False
     """Start from the pre-trained weights of timm."""
+    weights: str = ""
+    """Start from the weights in a file, in a run folder, or of the extra [lite]: package."""
     frozen: bool = False
     """Train the last layer alone, on features that are computed once, without augmentation, and kept."""
 
     def __post_init__(self) -> None:
         check_choices(self, "head")
+        if self.weights and self.pretrained:
+            raise ShortlistError(
+                f"model.weights = {self.weights} and model.pretrained exclude each other: a network starts from one or "
+                "the other; add --model.no-pretrained, or leave out --model.weights"
+            )
+        if self.weights and self.name == "none":
+            raise ShortlistError(f"model.weights = {self.weights} needs a network, and model.name is none")
 
     @property
     def starts_trained(self) -> bool:
         """True if the network does not start from random weights."""
-        return self.pretrained and self.name not in OWN_NETWORKS
+        return self.weights != "" or (self.pretrained and self.name not in OWN_NETWORKS)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -205,7 +216,7 @@ class RunConfig:
         if self.model.frozen and not self.model.starts_trained:
             raise ShortlistError(
                 "model.frozen needs a network with pre-trained weights, or its features say nothing about the images: "
-                f"add --model.pretrained, got {self.model.name} with random weights"
+                f"add --model.pretrained or --model.weights, got {self.model.name} with random ones"
             )
         if int(self.select_metric.rpartition("_top")[2]) not in self.all_ks:
             raise ShortlistError(f"train.select must use one of train.ks = {self.train.ks}, got {self.train.select!r}")
@@ -219,6 +230,11 @@ class RunConfig:
     def select_metric(self) -> str:
         return f"macro_top{self.loss.k}" if self.train.select == "auto" else self.train.select
 
+    @property
+    def normalises_for_network(self) -> bool:
+        """True if images get the mean and deviation that the network's weights were trained with, if it has some."""
+        return self.data.normalise == "network" or (self.data.normalise == "auto" and self.model.weights != "")
+
     def key(self) -> str:
         """Short hash of the run's identity, the same for all seeds."""
         return hashlib.sha256(json.dumps(identity(self), sort_keys=True).encode()).hexdigest()[:10]
@@ -226,7 +242,7 @@ class RunConfig:
 
 _HOW_AND_WHERE = ("data.root", "data.workers", "data.on_bad_image", "train.device", "train.eval_batch_size")
 
-NEUTRAL: dict[str, Any] = {"model.frozen": False}
+NEUTRAL: dict[str, Any] = {"data.normalise": "auto", "model.weights": "", "model.frozen": False}
 """Settings that are younger than the first published results, each with the value that changes nothing. At that value a
 setting is no part of a run's identity, so earlier runs keep their key. Never change a value, never remove an entry."""
 

@@ -36,7 +36,7 @@ from shortlist.program.text import did_you_mean
 RECIPES: dict[str, Callable[[], RunConfig]] = {}
 HELP: dict[str, str] = {}
 """What each recipe is, in a line."""
-FOR_YOUR_DATA = ("folder", "embeddings")
+FOR_YOUR_DATA = ("folder", "folder_lite", "embeddings")
 _TO_TRY_IT_OUT = ("smoke", "demo_")
 _PAPER = {
     "cifar100_table": "The paper: CIFAR-100",
@@ -154,6 +154,14 @@ def folder() -> RunConfig:
     return _pretrained_resnet50("folder", ImbalancedNoisedTopKHingeConfig(k=5, epsilon=0.01, max_margin=0.2, scale=60))
 
 
+def folder_lite() -> RunConfig:
+    """The same with EfficientNet-Lite0, whose weights come with a package: a package index is all that it needs."""
+    config = folder()
+    return replace(
+        config, model=replace(config.model, name="tf_efficientnet_lite0", pretrained=False, weights="package")
+    )
+
+
 def embeddings() -> RunConfig:
     """A file of embeddings with labels: trains a cosine layer on top."""
     return RunConfig(
@@ -232,6 +240,11 @@ def _head(loss: LossConfig) -> Literal["linear", "cosine"]:
 def _register_for_everybody() -> None:
     _add("smoke", "The smallest run: a few seconds, to see that everything works.", smoke)
     _add("folder", "Your own images in one folder a class; pass --data.root.", folder)
+    _add(
+        "folder_lite",
+        "The same with EfficientNet-Lite0 from a package (pip install 'shortlist[lite]'): no model hub needed.",
+        folder_lite,
+    )
     _add("embeddings", "A file of embeddings with labels (.npz or .safetensors); pass --data.root.", embeddings)
     for name, loss, lr in (
         ("cross_entropy", CrossEntropyConfig(k=5), 0.1),

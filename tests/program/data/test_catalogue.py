@@ -14,9 +14,10 @@ from typing import get_args
 import pytest
 
 from shortlist.errors import ShortlistError
+from shortlist.program.cache_folder import user_cache
 from shortlist.program.config import DataConfig, DataName
 from shortlist.program.data import catalogue
-from shortlist.program.data.catalogue import data_root, load_problem, user_cache
+from shortlist.program.data.catalogue import data_root, load_problem
 from shortlist.program.data.download import Download, download
 from shortlist.program.data.sets import cifar100
 from shortlist.program.data.sets.glyph_scripts import characters

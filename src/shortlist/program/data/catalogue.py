@@ -3,14 +3,13 @@
 Listing them needs no torch: the file of a data set is imported when it is used.
 """
 
-import os
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from shortlist.errors import ShortlistError
+from shortlist.program.cache_folder import cache_folder
 from shortlist.program.config import DataConfig, DataName
 from shortlist.program.data.download import Download, Progress, download
 
@@ -202,19 +201,10 @@ def fetch(name: DataName, root: str = "", progress: Progress = lambda done, tota
 
 
 def data_root(config: DataConfig) -> Path:
-    """The folder (or file) that the configuration names, else ``$SHORTLIST_DATA``, else the user's cache folder.
+    """The folder (or file) that the configuration names, else the cache folder.
 
     Example:
         >>> data_root(DataConfig(root="/data/birds")).as_posix()
         '/data/birds'
     """
-    return Path(config.root or os.environ.get("SHORTLIST_DATA", "") or user_cache()).expanduser()
-
-
-def user_cache() -> Path:
-    """Where this operating system keeps files that can be made again."""
-    if sys.platform == "darwin":
-        base = "~/Library/Caches"
-    else:
-        base = os.environ.get("XDG_CACHE_HOME", "") or "~/.cache"
-    return Path(base).expanduser() / "shortlist"
+    return Path(config.root).expanduser() if config.root else cache_folder()

@@ -187,7 +187,7 @@ class FileSplit(Split):
         self.root = root
         self.files = files
         self.labels = labels
-        self.preprocess = preprocess
+        self.preprocess: Preprocess = preprocess
         self.training_transform = training_transform
         self.workers = config.workers
         self.fails_on_bad_image = config.on_bad_image == "fail"

@@ -280,6 +280,11 @@ class RunFolder:
     def has_checkpoints(self) -> bool:
         return any((self.path / "checkpoints").glob("*.pt"))
 
+    @property
+    def continues(self) -> bool:
+        """True if training would continue from a checkpoint, or refuse to. Otherwise it starts from the beginning."""
+        return any(content is not None for _, content in self._checkpoints())
+
     def save_checkpoint(self, state: dict[str, Any], step: int) -> None:
         """Keep the training state after ``step`` steps, and the state before it in case this file gets damaged."""
         import torch

@@ -3,7 +3,7 @@
 import logging
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +19,24 @@ from shortlist.program.config import OptimConfig, RunConfig
 from shortlist.program.data.base import Problem, training_plan
 from shortlist.program.data.catalogue import load_problem
 from shortlist.program.models.build import build_model
+from shortlist.program.models.weights import load_backbone
+from shortlist.program.runs.folder import BEST, RunFolder
+from shortlist.program.runs.model import load_best
+from shortlist.program.runs.start import normalised_as_recorded, normalised_for_start, read_start
 from shortlist.program.seeds import mix_seed
 from shortlist.program.training.callbacks import Callback
 from shortlist.program.training.features import weights_digest, with_features
 from shortlist.program.training.step import AUGMENT, INIT, ORDER, Step, scales_gradients
+
+
+@dataclass(frozen=True)
+class Start:
+    """The weights of ``model.weights`` that the network holds now."""
+
+    sha256: str
+    """Of their file."""
+    told: str
+    """What the user should know about them."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +58,8 @@ class Parts:
     step: Step
     steps: int
     """Steps in an epoch."""
+    start: "Start | None" = None
+    """None if the network starts from random numbers, from weights of timm, or from a checkpoint of the run."""
     frozen_digest: str = ""
     """Of the weights that stay as they are; empty if the whole network is trained."""
 
@@ -73,11 +89,24 @@ def build(
     """
     fabric = fabric or open_fabric(config)
     _refuse_cosines_without_scale(config)
+    run, model_config = RunFolder(folder), config.model
     problem = load_problem(config.data)
+    # Checkpoints of a frozen network hold its last layer alone; the rest is in its best weights, once it has some.
+    holds_all_weights = run.continues and (run.has(BEST) or not config.model.frozen)
+    if holds_all_weights:
+        model_config = replace(model_config, pretrained=False, weights="")
+    weights = read_start(model_config)
+    problem = normalised_as_recorded(problem, config, run) if run.continues else normalised_for_start(problem, config)
     problem.refuse_run_folder(folder)
     _refuse_large_ks(config, len(problem.classes))
     torch.manual_seed(mix_seed(config.seed, INIT))
-    network = build_model(config.model, problem.input_shape, len(problem.classes))
+    network = build_model(model_config, problem.input_shape, len(problem.classes))
+    start = None
+    if weights is not None:
+        told = load_backbone(network.backbone, weights.tensors, weights.source, config.model.name)
+        start = Start(weights.sha256, told)
+    if config.model.frozen and holds_all_weights:
+        load_best(network, run, problem.input_shape)
     group = size_groups(problem.class_counts).get(config.select_metric.partition("_")[0])
     if group is not None and not group[problem.val.labels].any():
         raise undefined_metric(config)  # now, not after an epoch
@@ -103,7 +132,7 @@ def build(
             f"{fabric.world_size} ranks of {config.train.accumulate} parts"
         )
     step = Step(config, fabric, trained, model, loss, optimizer, problem.train, steps)
-    return Parts(config, fabric, problem, network, trained, model, loss, optimizer, step, steps, frozen_digest)
+    return Parts(config, fabric, problem, network, trained, model, loss, optimizer, step, steps, start, frozen_digest)
 
 
 def _refuse_cosines_without_scale(config: RunConfig) -> None:

@@ -22,9 +22,9 @@ from torch import Tensor, nn
 
 from shortlist.errors import ShortlistError
 from shortlist.program.atomic_files import locked, write_file
+from shortlist.program.cache_folder import cache_folder
 from shortlist.program.config import RunConfig
 from shortlist.program.data.base import SPLITS, Fingerprint, Problem, Split, evaluation_plan
-from shortlist.program.data.catalogue import user_cache
 from shortlist.program.data.in_memory import TensorSplit, digest_of
 from shortlist.program.runs.folder import as_safetensors
 from shortlist.program.training.callbacks import Callback
@@ -99,7 +99,7 @@ def with_features(
         for callback in callbacks:
             callback.on_features(before + count, total)
 
-    folder = user_cache() / "features"
+    folder = cache_folder() / "features"
     images = {name: problem.split(name) for name in SPLITS}
     keys = {name: _key(problem, split, digest, config) for name, split in images.items()}
     files = {name: _FeatureFile(folder / f"{key}.safetensors", config, say) for name, key in keys.items()}

@@ -27,6 +27,7 @@ from shortlist.program.runs.environment import environment
 from shortlist.program.runs.folder import BEST, RunFolder, as_safetensors, default_folder, file_digest
 from shortlist.program.runs.model import load_best
 from shortlist.program.runs.records import refuse_other_data, refuse_other_training_images, write_facts
+from shortlist.program.runs.start import refuse_other_start
 from shortlist.program.text import some_of
 from shortlist.program.training.build import Parts, build, open_fabric, undefined_metric
 from shortlist.program.training.callbacks import Callback, ProgressDisplay, TensorBoard
@@ -174,6 +175,7 @@ class Trainer:
         if self.run.has_checkpoints:
             refuse_other_data(self.problem, self.run)
             refuse_other_training_images(self.problem, self.run)
+            refuse_other_start(self.config.model, self.run)
         if self.run.load_checkpoint(self.say, self._restore) is not None:
             position = self.position
             position.lines = lines_of(self.run, position)
@@ -182,6 +184,8 @@ class Trainer:
             done = position.epoch == self.epochs
             where = "after its last epoch" if done else f"at epoch {position.epoch + 1}, step {position.step}"
             self.say(f"resuming {self.run.path} {where}")
+        elif self.parts.start:
+            self.say(self.parts.start.told)
         self.say(_found(self.problem))
 
     def _restore(self, state: dict[str, Any]) -> None:
@@ -200,7 +204,8 @@ class Trainer:
             run.save_best(as_safetensors(self.parts.network.state_dict()))
         device = self.fabric.device
         name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
-        run.note_environment({"epoch": position.epoch, **environment(name, self.fabric.world_size)})
+        start = {"start_sha256": self.parts.start.sha256} if self.parts.start else {}
+        run.note_environment({"epoch": position.epoch, **environment(name, self.fabric.world_size), **start})
         classes = {"names": self.problem.classes, "train_images": self.problem.class_counts.tolist()}
         run.write_json("classes.json", classes | {"superclasses": self.problem.superclasses})
         write_facts(run, self.problem)
