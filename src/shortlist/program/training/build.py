@@ -26,6 +26,7 @@ from shortlist.program.runs.start import normalised_as_recorded, normalised_for_
 from shortlist.program.seeds import mix_seed
 from shortlist.program.training.callbacks import Callback
 from shortlist.program.training.features import weights_digest, with_features
+from shortlist.program.training.mixing import Mixing
 from shortlist.program.training.step import AUGMENT, INIT, ORDER, Step, scales_gradients
 
 
@@ -66,7 +67,7 @@ class Parts:
     def batches(self, epoch: int, done: int = 0) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         """This rank's training batches of an epoch, without those of the first ``done`` steps."""
         plan = _plan(self.config, self.fabric, self.problem, epoch)[done:]
-        augment_seed = None if self.config.data.augment == "none" else mix_seed(self.config.seed, AUGMENT, epoch)
+        augment_seed = mix_seed(self.config.seed, AUGMENT, epoch)
         return self.problem.train.batches([part for parts in plan for part in parts], self.fabric.device, augment_seed)
 
 
@@ -89,6 +90,8 @@ def build(
     """
     fabric = fabric or open_fabric(config)
     _refuse_cosines_without_scale(config)
+    if config.model.frozen:
+        _refuse_what_cannot_be_frozen(config)
     run, model_config = RunFolder(folder), config.model
     problem = load_problem(config.data)
     # Checkpoints of a frozen network hold its last layer alone; the rest is in its best weights, once it has some.
@@ -124,14 +127,15 @@ def build(
         problem = with_features(problem, network.backbone, frozen_digest, config, fabric.device, callbacks)
     model: Any = torch.compile(trained) if config.train.compile else trained
     fused = fabric.device.type == "cuda" and not scales_gradients(config)
-    model, optimizer = fabric.setup(model, build_optimizer(config.optim, model, fused=fused))
+    model, optimizer = fabric.setup(model, build_optimizer(config.optim, trained, fused=fused))
     steps = len(_plan(config, fabric, problem, 0))
     if steps == 0:
         raise ShortlistError(
             f"train.batch_size must leave at least one step: {len(problem.train)} training images, "
             f"{fabric.world_size} ranks of {config.train.accumulate} parts"
         )
-    step = Step(config, fabric, trained, model, loss, optimizer, problem.train, steps)
+    mixing = Mixing(config.data, len(problem.classes)) if config.data.mixup or config.data.cutmix else None
+    step = Step(config, fabric, trained, model, loss, optimizer, problem.train, steps, mixing)
     return Parts(config, fabric, problem, network, trained, model, loss, optimizer, step, steps, start, frozen_digest)
 
 
@@ -145,6 +149,19 @@ def _refuse_cosines_without_scale(config: RunConfig) -> None:
             f"model.head must be linear for {config.loss.name}, which has no scale for cosines; "
             "for cross-entropy of scaled cosines, use loss.name ldam with loss.max_margin 0"
         )
+
+
+def _refuse_what_cannot_be_frozen(config: RunConfig) -> None:
+    if config.model.name == "none":
+        raise ShortlistError("model.frozen is for networks, and embeddings are features already: leave it out")
+    if not config.model.starts_trained:
+        raise ShortlistError(
+            f"model.frozen needs pre-trained weights, got {config.model.name} with random ones, whose features say "
+            "nothing about images: add --model.pretrained, or --model.weights FILE"
+        )
+    for name in ("randaugment", "mixup", "cutmix"):
+        if value := getattr(config.data, name):
+            raise ShortlistError(f"data.{name} must be 0 with model.frozen, which takes no augmentation, got {value}")
 
 
 def _refuse_large_ks(config: RunConfig, classes: int) -> None:
@@ -166,11 +183,25 @@ def undefined_metric(config: RunConfig) -> ShortlistError:
     )
 
 
-def build_optimizer(config: OptimConfig, model: nn.Module, *, fused: bool) -> Optimizer:
+def build_optimizer(config: OptimConfig, network: nn.Module, *, fused: bool) -> Optimizer:
+    """The optimiser. Each group of parameters has an ``lr_factor``, by which the step multiplies the learning rate."""
+    groups = _parameter_groups(network, config.head_lr_factor)
     options: dict[str, Any] = {"lr": config.lr, "weight_decay": config.weight_decay, "fused": fused or None}
     if config.name == "adamw":
-        return AdamW(model.parameters(), betas=(config.momentum, 0.999), **options)
-    return SGD(model.parameters(), momentum=config.momentum, nesterov=config.momentum > 0, **options)
+        return AdamW(groups, betas=(config.momentum, 0.999), **options)
+    return SGD(groups, momentum=config.momentum, nesterov=config.momentum > 0, **options)
+
+
+def _parameter_groups(network: nn.Module, head_lr_factor: float) -> list[dict[str, Any]]:
+    """One group, or two if the head has a learning rate of its own; the parameters are in the same order.
+
+    Embeddings have no backbone, and therefore no first group.
+    """
+    if head_lr_factor == 1:
+        return [{"params": list(network.parameters()), "lr_factor": 1.0}]
+    backbone, head = (list(network.get_submodule(part).parameters()) for part in ("backbone", "head"))
+    groups = [{"params": backbone, "lr_factor": 1.0}, {"params": head, "lr_factor": head_lr_factor}]
+    return [group for group in groups if group["params"]]
 
 
 def open_fabric(config: RunConfig) -> lightning_fabric.Fabric:
