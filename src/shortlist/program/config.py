@@ -19,7 +19,7 @@ from shortlist.program.settings import check_choices, check_within, from_plain, 
 FORMAT = 2
 """Number of the layout of ``config.json``; ``upgrade`` reads those before it."""
 
-DataName = Literal["glyphs", "cifar100", "plantnet300k", "imagenet", "imagenet_lt", "folder", "embeddings"]
+DataName = Literal["glyphs", "cifar100", "plantnet300k", "imagenet", "imagenet_lt", "feathers", "folder", "embeddings"]
 Fit = Literal["crop", "pad"]
 
 OWN_NETWORKS = ("glyphnet", "densenet40_40", "resnet32", "none")

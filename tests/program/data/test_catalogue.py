@@ -121,7 +121,7 @@ def test_every_data_set_is_in_the_catalogue_and_has_a_loader() -> None:
 
 
 def test_check_says_what_is_missing_and_what_is_incomplete(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("cifar100", "plantnet300k", "imagenet", "imagenet_lt", "folder", "embeddings"):
+    for name in ("cifar100", "plantnet300k", "imagenet", "imagenet_lt", "feathers", "folder", "embeddings"):
         (problem,) = catalogue.check(name, str(tmp_path))
         assert str(tmp_path) in problem
     for part in ("train", "val", "test"):

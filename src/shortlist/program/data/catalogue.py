@@ -73,6 +73,12 @@ def _imagenet_lt() -> Source:
     return Source(load)
 
 
+def _feathers() -> Source:
+    from shortlist.program.data.sets.feathers import load
+
+    return Source(load)
+
+
 def _folder() -> Source:
     from shortlist.program.data.sets.folder import load
 
@@ -137,6 +143,19 @@ _ENTRIES = (
         put="ImageNet_LT_train.txt, ImageNet_LT_val.txt and ImageNet_LT_test.txt in data.root, beside train and val",
         source=_imagenet_lt,
         counts=((1_000, 185_846),),
+    ),
+    Entry(
+        name="feathers",
+        what="FeathersV1 (Belko and Dobratulin 2020): photographs of single feathers of birds, naturally long-tailed.",
+        size="595 species, 28,271 images, 0.9 GB; split by us into 20,584 for training, 2,029 for validation and 5,658 "
+        "for the test",
+        terms="non-commercial research only, and publications must name its authors: see LICENSE in the repository; "
+        "A. V. Belko, K. S. Dobratulin, FeathersV1 dataset for feathers classification, arXiv 2004.08606",
+        fetch="git clone https://github.com/feathers-dataset/feathersv1-dataset (we know it at commit d1df92d)",
+        put="the clone in data.root, or the clone as data.root; shrunken copies also as train, val and test, each with "
+        "folders <order>__<species>, in data.root or in data.root/feathers",
+        source=_feathers,
+        counts=((595, 28_271),),
     ),
     Entry(
         name="folder",

@@ -51,6 +51,7 @@ class ProgressDisplay(Callback):
     """On standard error: a bar with loss, speed and time left on a terminal, and a line an epoch anywhere."""
 
     _REFRESH_SECONDS = 0.5
+    _SECONDS_BETWEEN_LINES = 15
 
     def __init__(self) -> None:
         self._console = Console(stderr=True, highlight=False, emoji=False)
@@ -73,6 +74,9 @@ class ProgressDisplay(Callback):
             self._bar.start()
             self._features = self._bar.add_task("features", total=total, now="")
         self._bar.update(self._features, completed=done)
+        if self._bar.disable and time.monotonic() - self._refreshed > self._SECONDS_BETWEEN_LINES:
+            self._refreshed = time.monotonic()
+            self.on_message(f"features of {done:,} of {total:,} images")
 
     def on_fit_start(self, trainer: "Trainer") -> None:
         if self._features is not None:
