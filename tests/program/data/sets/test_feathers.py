@@ -1,4 +1,4 @@
-"""FeathersV1 as its authors publish it, cut into our splits, and as folders of splits; the real photographs if there."""
+"""FeathersV1 as its authors publish it and as folders of splits; the real photographs if they are there."""
 
 import csv
 import os
