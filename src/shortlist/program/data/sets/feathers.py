@@ -89,6 +89,5 @@ def _problem(
 @cache
 def _cuts() -> dict[str, _Cut]:
     """By class."""
-    with (files(__package__) / "feathers_split.csv").open(encoding="utf-8", newline="") as lines:
-        rows = list(csv.DictReader(lines))
+    rows = csv.DictReader((files(__package__) / "feathers_split.csv").read_text("utf-8").splitlines())
     return {f"{row['order']}__{row['species']}": _Cut(int(row["first_val"]), int(row["first_test"])) for row in rows}
