@@ -47,7 +47,8 @@ def plain_sgd(parameters: Iterator[nn.Parameter]) -> Optimizer:
 def two_groups(parameters: Iterator[nn.Parameter]) -> Optimizer:
     """With a learning rate of their own for all parameters but the first."""
     first, *others = parameters
-    return SGD([{"params": [first]}, {"params": others, "lr": 0.02}], momentum=0.9, fused=True)
+    groups: list[dict[str, Any]] = [{"params": [first]}, {"params": others, "lr": 0.02}]
+    return SGD(groups, momentum=0.9, fused=True)
 
 
 def adamw(parameters: Iterator[nn.Parameter]) -> Optimizer:

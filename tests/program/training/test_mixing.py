@@ -8,9 +8,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from shortlist.program.config import DataConfig, ModelConfig, TrainConfig, changed
+from shortlist.program.config import DataConfig, TrainConfig, changed
 from shortlist.program.losses import LOSSES
-from shortlist.program.training.loop import train
+from shortlist.program.training.callbacks import Callback
+from shortlist.program.training.loop import Trainer, train
 from shortlist.program.training.mixing import Mixing
 from tests.support.early_ends import train_until_step
 from tests.support.small_runs import outcome, small_config, write_embeddings
@@ -96,10 +97,33 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("name", LOSSES)
 def test_every_loss_trains_on_mixed_samples(name: str, data: Path, tmp_path: Path) -> None:
     head = "cosine" if LOSSES[name].takes_cosines else "linear"
-    config = small_config(data, model=ModelConfig(name="none", head=head))
-    config = changed(config, {"loss.name": name, "data.mixup": 0.5, "train.epochs": 4})
+    settings = {"loss.name": name, "model.head": head, "data.mixup": 0.5, "train.epochs": 4}
+    config = changed(small_config(data), settings)
     lines = outcome(train(config, folder=tmp_path, quiet=True).path)["metrics"]
     assert lines[-1]["train_loss"] < lines[0]["train_loss"]
+
+
+class Shares(Callback):
+    """The largest share of a label in the first target of each call of the loss."""
+
+    def __init__(self) -> None:
+        self.shares: list[float] = []
+
+    def on_fit_start(self, trainer: Trainer) -> None:
+        trainer.parts.loss.register_forward_pre_hook(lambda _, inputs: self.shares.append(inputs[1][0].max().item()))
+
+
+def test_every_part_of_every_step_of_every_epoch_has_a_share_of_its_own(data: Path, tmp_path: Path) -> None:
+    settings = TrainConfig(epochs=2, batch_size=30, accumulate=2, ks=(1, 3), device="cpu")  # three steps an epoch
+    shares = {}
+    for name in ("first", "again"):
+        callback = Shares()
+        config = changed(small_config(data, train=settings), {"data.mixup": 1.0})
+        train(config, folder=tmp_path / name, quiet=True, callbacks=[callback])
+        shares[name] = callback.shares
+    assert shares["first"] == shares["again"]
+    different = set(shares["first"]) - {1.0}  # of a pair of one class
+    assert len(different) >= 2 * 3 * 2 - 3
 
 
 @pytest.mark.parametrize("parts", [1, 2])
