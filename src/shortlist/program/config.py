@@ -193,7 +193,7 @@ class TrainConfig:
     compile: bool = False
     """Compile the network with torch.compile."""
     cuda_graph: bool = True
-    """Run a step as one CUDA graph if possible: one GPU, data in memory, no accumulation, not 16-mixed."""
+    """Run a step as one CUDA graph if possible: one GPU, data in memory, no accumulation, no mixing, not 16-mixed."""
     sync_batchnorm: bool = False
     """Share the statistics of batch normalisation between GPUs."""
     ks: tuple[int, ...] = (1, 3, 5)

@@ -1,6 +1,7 @@
 """Data held as one tensor."""
 
 import warnings
+from typing import Any
 
 import pytest
 import torch
@@ -92,11 +93,13 @@ def test_a_thumbnail_is_the_stored_picture() -> None:
     assert picture.dtype == torch.uint8
 
 
-def test_images_in_memory_cannot_be_resized() -> None:
+@pytest.mark.parametrize("settings", [{"image_size": 64}, {"randaugment": 9}, {"fit": "pad"}])
+def test_settings_of_image_files_are_refused_for_images_in_memory(settings: dict[str, Any]) -> None:
     refuse_settings_of_files(DataConfig(image_size=0), 28)
     refuse_settings_of_files(DataConfig(image_size=28), 28)
-    with pytest.raises(ShortlistError, match=r"data.image_size .* must be 0 for glyphs, got 64"):
-        refuse_settings_of_files(DataConfig(image_size=64), 28)
+    ((name, value),) = settings.items()
+    with pytest.raises(ShortlistError, match=rf"data\.{name} .* must be (0|crop) for glyphs, got {value}"):
+        refuse_settings_of_files(DataConfig(**settings), 28)
 
 
 @pytest.mark.parametrize("at_once", [1, 16, 2048])

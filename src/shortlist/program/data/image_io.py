@@ -172,7 +172,8 @@ class RandAugment:
     def __init__(self, magnitude: int, preprocess: Preprocess) -> None:
         from timm.data.auto_augment import rand_augment_transform  # timm takes a second to load
 
-        options: dict[str, Any] = {"img_mean": _mean_colour(preprocess)}
+        # At a full 10, timm asks Pillow to posterise to 0 bits, which is an error.
+        options: dict[str, Any] = {"img_mean": _mean_colour(preprocess), "magnitude_max": 9.99}
         if preprocess.fit == "pad":
             options["translate_pct"] = 0.0  # a shift would move a narrow image out of the square; its place is random
         self._change: Change = rand_augment_transform(f"rand-m{magnitude}-mstd0.5-inc1", options)
