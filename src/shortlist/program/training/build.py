@@ -15,10 +15,10 @@ from torch.optim import SGD, AdamW, Optimizer
 
 from shortlist.errors import ShortlistError
 from shortlist.ops.class_counts import size_groups
-from shortlist.program.config import OptimConfig, RunConfig
+from shortlist.program.config import ModelConfig, OptimConfig, RunConfig
 from shortlist.program.data.base import Problem, training_plan
 from shortlist.program.data.catalogue import load_problem
-from shortlist.program.models.build import build_model
+from shortlist.program.models.build import Classifier, build_model
 from shortlist.program.models.weights import load_backbone
 from shortlist.program.runs.folder import RunFolder
 from shortlist.program.runs.start import normalised_as_recorded, normalised_for_start, read_start
@@ -53,7 +53,7 @@ class Parts:
     step: Step
     steps: int
     """Steps in an epoch."""
-    start: "Start | None" = None
+    start: Start | None = None
     """None if the network starts from random numbers, from weights of timm, or from a checkpoint of the run."""
 
     def batches(self, epoch: int, done: int = 0) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
@@ -70,24 +70,18 @@ def build(config: RunConfig, folder: Path) -> Parts:
         ShortlistError: Data, settings or device that cannot be used.
     """
     fabric = _fabric(config)
-    _refuse_cosines_without_scale(config)
-    run, model_config = RunFolder(folder), config.model
-    problem, weights = load_problem(config.data), None
+    _refuse_other_layer(config)
+    problem, run, model_config = load_problem(config.data), RunFolder(folder), config.model
     if run.continues:  # the weights of its checkpoint replace any others
-        model_config = replace(model_config, pretrained=False, weights="")
         problem = normalised_as_recorded(problem, config, run)
+        model_config = replace(model_config, pretrained=False, weights="")
     else:
-        weights = read_start(model_config)
         problem = normalised_for_start(problem, config)
     problem.refuse_run_folder(folder)
     _refuse_large_ks(config, len(problem.classes))
     torch.manual_seed(mix_seed(config.seed, INIT))
-    classifier = build_model(model_config, problem.input_shape, len(problem.classes))
-    start = None
-    if weights is not None:
-        told = load_backbone(classifier.backbone, weights.tensors, weights.source, config.model.name)
-        start = Start(weights.sha256, told)
-    network: nn.Module = classifier
+    network: nn.Module
+    network, start = _network(model_config, problem)
     group = size_groups(problem.class_counts).get(config.select_metric.partition("_")[0])
     if group is not None and not group[problem.val.labels].any():
         raise undefined_metric(config)  # now, not after an epoch
@@ -112,16 +106,29 @@ def build(config: RunConfig, folder: Path) -> Parts:
     return Parts(config, fabric, problem, network, model, loss, optimizer, step, steps, start)
 
 
-def _refuse_cosines_without_scale(config: RunConfig) -> None:
-    """Raise an error if the scores are cosines and the loss has no scale.
+def _network(config: ModelConfig, problem: Problem) -> tuple[Classifier, Start | None]:
+    """The network as training begins, with the weights that the settings name."""
+    weights = read_start(config)  # first: a missing file is told before timm builds or downloads anything
+    network = build_model(config, problem.input_shape, len(problem.classes))
+    if weights is None:
+        return network, None
+    told = load_backbone(network.backbone, weights.tensors, weights.source, config.name)
+    return network, Start(weights.sha256, told)
 
-    Cross-entropy of scores between -1 and 1 stays large however well the classes are separated.
+
+def _refuse_other_layer(config: RunConfig) -> None:
+    """Raise an error if the loss does not fit the last layer.
+
+    Cross-entropy of scores between -1 and 1 stays large however well the classes are separated, and a loss that scales
+    cosines itself would scale them twice.
     """
-    if config.model.head == "cosine" and not config.loss.takes_cosines:
+    head, loss = config.model.head, config.loss
+    if head == "cosine" and not loss.takes_cosines:
         raise ShortlistError(
-            f"model.head must be linear for {config.loss.name}, which has no scale for cosines; "
-            "for cross-entropy of scaled cosines, use loss.name ldam with loss.max_margin 0"
+            f"model.head must be linear or scaled_cosine for {loss.name}, which has no scale for cosines, got cosine"
         )
+    if head == "scaled_cosine" and loss.takes_cosines:
+        raise ShortlistError(f"model.head must be cosine for {loss.name}, which has a scale of its own, got {head}")
 
 
 def _refuse_large_ks(config: RunConfig, classes: int) -> None:
@@ -129,11 +136,11 @@ def _refuse_large_ks(config: RunConfig, classes: int) -> None:
     if classes < 2:
         raise ShortlistError(f"the data must have at least 2 classes, got {classes}")
     k, ks = config.loss.k, config.train.ks
-    if k >= classes or max(ks) > classes:
-        smaller = [str(k) for k in ks if k < classes] or ["1"]
+    if config.loss.largest_k >= classes or max(ks) > classes:
+        of_loss, measured = (sorted({min(k, classes - 1) for k in some}) for some in (config.loss.ks, ks))
         raise ShortlistError(
             f"loss.k must be below the number of classes, {classes}, and no train.ks above it, got {k} and {ks}: "
-            f"try --loss.k {min(k, classes - 1)} --train.ks {' '.join(smaller)}"
+            f"try --loss.k {' '.join(map(str, of_loss))} --train.ks {' '.join(map(str, measured))}"
         )
 
 
