@@ -73,13 +73,11 @@ class LossConfig:
     name: str = ""
     """Which loss to train with. Another loss starts from its own defaults."""
     k: int | tuple[int, ...] = 5
-    """K, the number of suggestions. Top-K losses are made for it, and the best epoch is picked at it. Some losses take
-    several, such as 1 3 5; the best epoch is then picked at the largest."""
+    """K, the number of suggestions; the best epoch is picked at it. Some losses take several, such as 1 3 5."""
     cross_entropy_share: float = 0.0
     """Share of cross-entropy in the loss, from 0 to 1. It keeps a network learning where a top-K loss is satisfied."""
     prior: float = 0.0
-    """Add this many times the logarithm of a class's share of the training images to its score, in training alone. With
-    1, rare classes count as much as frequent ones."""
+    """How much of the log class frequencies to add to the scores in training; with 1, rare classes count like others."""
     class_weights: Literal["none", "inverse", "effective"] = "none"
     """Weights of the classes in the loss: one over the number of their images, or over the effective number."""
     weight_from: float = 0.0
