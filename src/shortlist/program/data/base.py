@@ -183,8 +183,8 @@ class Problem:
         if self.preprocess is None:
             return self
         preprocess = replace(self.preprocess, mean=mean, std=std)
-        splits = {name: self.split(name).with_preprocess(preprocess) for name in SPLITS}
-        return replace(self, preprocess=preprocess, **splits)
+        train, val, test = (self.split(name).with_preprocess(preprocess) for name in SPLITS)
+        return replace(self, preprocess=preprocess, train=train, val=val, test=test)
 
     def refuse_run_folder(self, path: Path) -> None:
         """Raise an error if a run in this folder would become a class of the data, with its pictures for images."""

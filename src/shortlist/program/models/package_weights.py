@@ -139,9 +139,10 @@ def _converted(source: dict[str, Tensor], network: str, package: _Package) -> di
     """The tensors by timm's names. They must fit its network and give the scores that were published with them."""
     import timm
 
-    model: nn.Module = timm.create_model(_architecture(network), pretrained=False).eval()
-    stages: list[list[nn.Module]] = [list(stage) for stage in model.get_submodule("blocks").children()]
-    blocks = [f"blocks.{stage}.{block}" for stage, inside in enumerate(stages) for block in range(len(inside))]
+    with torch.random.fork_rng(devices=[]):  # a run must not depend on whether it found the weights converted
+        model: nn.Module = timm.create_model(_architecture(network), pretrained=False).eval()
+    stages = model.get_submodule("blocks").named_children()
+    blocks = [f"blocks.{stage}.{block}" for stage, inside in stages for block, _ in inside.named_children()]
     tensors = {_timm_name(name, source, blocks): tensor.contiguous() for name, tensor in source.items()}
     try:
         model.load_state_dict(tensors)

@@ -1,7 +1,7 @@
 """A run is a folder. Every table, figure and page is built from it, so no file in it may be half written.
 
 config.json        the full configuration
-environment.json   versions, machine, commit; and the same for each time that the run was resumed
+environment.json   versions, machine, commit, digest of the weights it started from; and so for each time it was resumed
 classes.json       names, training images of each class, superclasses
 preprocess.json    how an image becomes an input (absent for embeddings)
 facts.json         what the data set recorded, e.g. the files of a validation split made here

@@ -72,11 +72,10 @@ def normalised_for_start(problem: Problem, config: RunConfig) -> Problem:
     if not config.normalises_for_network:
         return problem
     channels = problem.preprocess.channels if problem.preprocess else 0
+    statistics = input_statistics(config.model.name)
     if run := _run(config.model):
         preprocess = read_preprocess(run)
         statistics = preprocess.mean, preprocess.std
-    else:
-        statistics = input_statistics(config.model.name)
     if statistics and len(statistics[0]) == channels:
         return problem.normalised_with(*statistics)
     if config.data.normalise == "network":

@@ -15,10 +15,10 @@ from torch.optim import SGD, AdamW, Optimizer
 
 from shortlist.errors import ShortlistError
 from shortlist.ops.class_counts import size_groups
-from shortlist.program.config import OptimConfig, RunConfig
+from shortlist.program.config import ModelConfig, OptimConfig, RunConfig
 from shortlist.program.data.base import Problem, training_plan
 from shortlist.program.data.catalogue import load_problem
-from shortlist.program.models.build import build_model
+from shortlist.program.models.build import Classifier, build_model
 from shortlist.program.models.weights import load_backbone
 from shortlist.program.runs.folder import BEST, RunFolder
 from shortlist.program.runs.model import load_best
@@ -59,7 +59,7 @@ class Parts:
     step: Step
     steps: int
     """Steps in an epoch."""
-    start: "Start | None" = None
+    start: Start | None = None
     """None if the network starts from random numbers, from weights of timm, or from a checkpoint of the run."""
     frozen_digest: str = ""
     """Of the weights that stay as they are; empty if the whole network is trained."""
@@ -92,22 +92,16 @@ def build(
     _refuse_other_layer(config)
     if config.model.frozen:
         _refuse_what_cannot_be_frozen(config)
-    run, model_config = RunFolder(folder), config.model
-    problem = load_problem(config.data)
+    problem, run, model_config = load_problem(config.data), RunFolder(folder), config.model
     # Checkpoints of a frozen network hold its last layer alone; the rest is in its best weights, once it has some.
     holds_all_weights = run.continues and (run.has(BEST) or not config.model.frozen)
-    if holds_all_weights:
+    if holds_all_weights:  # they replace any others
         model_config = replace(model_config, pretrained=False, weights="")
-    weights = read_start(model_config)
     problem = normalised_as_recorded(problem, config, run) if run.continues else normalised_for_start(problem, config)
     problem.refuse_run_folder(folder)
     _refuse_large_ks(config, len(problem.classes))
     torch.manual_seed(mix_seed(config.seed, INIT))
-    network = build_model(model_config, problem.input_shape, len(problem.classes))
-    start = None
-    if weights is not None:
-        told = load_backbone(network.backbone, weights.tensors, weights.source, config.model.name)
-        start = Start(weights.sha256, told)
+    network, start = _network(model_config, problem)
     if config.model.frozen and holds_all_weights:
         load_best(network, run, problem.input_shape)
     group = size_groups(problem.class_counts).get(config.select_metric.partition("_")[0])
@@ -137,6 +131,16 @@ def build(
     mixing = Mixing(config.data, len(problem.classes)) if config.data.mixup or config.data.cutmix else None
     step = Step(config, fabric, trained, model, loss, optimizer, problem.train, steps, mixing)
     return Parts(config, fabric, problem, network, trained, model, loss, optimizer, step, steps, start, frozen_digest)
+
+
+def _network(config: ModelConfig, problem: Problem) -> tuple[Classifier, Start | None]:
+    """The network as training begins, with the weights that the settings name."""
+    weights = read_start(config)  # first: a missing file is told before timm builds or downloads anything
+    network = build_model(config, problem.input_shape, len(problem.classes))
+    if weights is None:
+        return network, None
+    told = load_backbone(network.backbone, weights.tensors, weights.source, config.name)
+    return network, Start(weights.sha256, told)
 
 
 def _refuse_other_layer(config: RunConfig) -> None:
