@@ -25,6 +25,7 @@ if TYPE_CHECKING:
         LogitAdjustedLoss,
         NoisedTopKHinge,
         SmoothTopKHinge,
+        TopKCrossEntropy,
         TopKError,
         TopKHinge,
     )
@@ -48,6 +49,7 @@ __all__ = [
     "NoisedTopKHinge",
     "ShortlistError",
     "SmoothTopKHinge",
+    "TopKCrossEntropy",
     "TopKError",
     "TopKHinge",
     "TopKMetrics",
@@ -74,6 +76,7 @@ if not TYPE_CHECKING:
         "NoisedTopKHinge": "losses",
         "ShortlistError": "errors",
         "SmoothTopKHinge": "losses",
+        "TopKCrossEntropy": "losses",
         "TopKError": "losses",
         "TopKHinge": "losses",
         "TopKMetrics": "metrics",

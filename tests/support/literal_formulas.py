@@ -38,6 +38,20 @@ def smooth_topk_hinge(row: Tensor, label: int, k: int, tau: float) -> Tensor:
     return tau * (torch.stack(every).logsumexp(0) - torch.stack(with_label).logsumexp(0))
 
 
+def topk_cross_entropy(row: Tensor, label: int, ks: tuple[int, ...]) -> Tensor:
+    """Drawing without replacement with odds ``exp(row)``, over all orders of the first draws."""
+    hit = torch.zeros_like(row[0])
+    for k in ks:
+        for order in itertools.permutations(range(len(row)), k):
+            if label in order:
+                rates = row.exp()
+                first, left = torch.ones_like(hit), rates.sum()
+                for drawn in order:
+                    first, left = first * rates[drawn] / left, left - rates[drawn]
+                hit = hit + first / len(ks)
+    return -hit.log()
+
+
 def focal(row: Tensor, label: int, gamma: float) -> Tensor:
     probability = row.softmax(0)[label]
     return (1 - probability) ** gamma * -probability.log()
