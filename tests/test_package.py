@@ -25,6 +25,7 @@ PUBLIC = [
     "NoisedTopKHinge",
     "ShortlistError",
     "SmoothTopKHinge",
+    "TopKCrossEntropy",
     "TopKError",
     "TopKHinge",
     "TopKMetrics",
@@ -45,6 +46,7 @@ MODULE_OF = {
     "logit_adjusted": "LogitAdjustedLoss",
     "noised_topk_hinge": "NoisedTopKHinge",
     "smooth_topk_hinge": "SmoothTopKHinge",
+    "topk_cross_entropy": "TopKCrossEntropy",
     "topk_error": "TopKError",
     "topk_hinge": "TopKHinge",
 }

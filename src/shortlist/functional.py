@@ -18,7 +18,6 @@ probabilities).
 """
 
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -247,7 +246,7 @@ def _smooth_topk_hinge(
 def topk_cross_entropy(
     scores: Tensor,
     target: Tensor,
-    k: int | Sequence[int],
+    k: int | tuple[int, ...],
     *,
     weight: Tensor | None = None,
     ignore_index: int = -100,

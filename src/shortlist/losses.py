@@ -4,7 +4,6 @@ All are called as ``loss(scores, target)``, with the shapes that ``nn.CrossEntro
 ``(N,)`` labels or ``(N, L)`` probabilities, with or without further dimensions.
 """
 
-from collections.abc import Sequence
 from typing import Any, Self
 
 import torch
@@ -230,7 +229,7 @@ class TopKCrossEntropy(_Loss):
 
     def __init__(
         self,
-        k: int | Sequence[int],
+        k: int | tuple[int, ...],
         *,
         weight: Tensor | None = None,
         ignore_index: int = -100,

@@ -39,16 +39,18 @@ def smooth_topk_hinge(row: Tensor, label: int, k: int, tau: float) -> Tensor:
 
 
 def topk_cross_entropy(row: Tensor, label: int, ks: tuple[int, ...]) -> Tensor:
-    """Drawing without replacement with odds ``exp(row)``, over all orders of the first draws."""
+    """Classes are drawn without replacement, with odds ``exp(row)``: over all orders of those before the label."""
+    rates = (row - row.max()).exp()
+    others = [j for j in range(len(row)) if j != label]
     hit = torch.zeros_like(row[0])
-    for k in ks:
-        for order in itertools.permutations(range(len(row)), k):
-            if label in order:
-                rates = row.exp()
-                first, left = torch.ones_like(hit), rates.sum()
-                for drawn in order:
-                    first, left = first * rates[drawn] / left, left - rates[drawn]
-                hit = hit + first / len(ks)
+    for place in range(max(ks)):
+        share = sum(k > place for k in ks) / len(ks)
+        for before in itertools.permutations(others, place):
+            first, left = torch.ones_like(hit), list(range(len(row)))
+            for drawn in (*before, label):
+                first = first * rates[drawn] / rates[left].sum()
+                left.remove(drawn)
+            hit = hit + share * first
     return -hit.log()
 
 

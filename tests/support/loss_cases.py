@@ -91,12 +91,6 @@ LOSSES = [
         lambda row, label, _: literal.topk_cross_entropy(row, label, (K,)),
     ),
     LossCase(
-        "topk_cross_entropy_of_several",
-        lambda s, y, **kw: F.topk_cross_entropy(s, y, (1, K), **kw),
-        lambda _, **kw: sl.TopKCrossEntropy((1, K), **kw),
-        lambda row, label, _: literal.topk_cross_entropy(row, label, (1, K)),
-    ),
-    LossCase(
         "focal",
         lambda s, y, **kw: F.focal(s, y, gamma=1.5, **kw),
         lambda _, **kw: sl.FocalLoss(gamma=1.5, **kw),

@@ -68,9 +68,9 @@ def check_k(k: int, largest: int, num_classes: int) -> None:
         raise ShortlistError(f"k must be in [1, {largest}] for {num_classes} classes, got {k}")
 
 
-def checked_ks(k: int | Sequence[int], largest: int | None = None, num_classes: int | None = None) -> tuple[int, ...]:
+def checked_ks(k: int | tuple[int, ...], largest: int | None = None, num_classes: int | None = None) -> tuple[int, ...]:
     """One K or several, as a tuple. Without the number of classes, only the lower bound is checked."""
-    ks = tuple(k) if isinstance(k, tuple | list) else (k,)
+    ks = k if isinstance(k, tuple) else (k,)
     if not ks:
         raise ShortlistError(f"k must be an integer, or a tuple of several, got {k!r}")
     for one in ks:

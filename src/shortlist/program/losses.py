@@ -230,6 +230,18 @@ class SmoothTopKHingeConfig(LossConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
+class TopKCrossEntropyConfig(LossConfig):
+    label: ClassVar[str] = "Top-K cross-entropy"
+    uses_k: ClassVar[bool] = True
+    name: str = "topk_cross_entropy"
+
+    def build(self, class_counts: "Tensor") -> "nn.Module":
+        from shortlist.losses import TopKCrossEntropy
+
+        return TopKCrossEntropy(**self.settings())
+
+
+@dataclass(frozen=True, kw_only=True)
 class _NoisedConfig(LossConfig):
     uses_k: ClassVar[bool] = True
     epsilon: float = 0.2
