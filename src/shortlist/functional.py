@@ -271,8 +271,30 @@ def topk_cross_entropy(
         >>> topk_cross_entropy(torch.zeros(1, 3), torch.tensor([0]), k=(1, 2))  # -log 1/2
         tensor(0.6931)
     """
-    batch = ScoredBatch(scores, target, weight=weight, ignore_index=ignore_index, reduction=reduction)
-    ks = checked_ks(k, batch.num_classes - 1, batch.num_classes)
+    return _topk_cross_entropy(scores, target, k, weight, ignore_index, reduction, impl="auto")
+
+
+def _topk_cross_entropy(
+    scores: Tensor,
+    target: Tensor,
+    k: int | tuple[int, ...],
+    weight: Tensor | None,
+    ignore_index: int,
+    reduction: Reduction,
+    *,
+    impl: Impl,
+) -> Tensor:
+    ks = checked_ks(k, checked_num_classes(scores) - 1, checked_num_classes(scores))
+    fused = supports(impl, scores, labels=(target, weight))
+    if fused:
+        from shortlist.kernels import topk_cross_entropy as kernels
+
+        fused = supports(impl, needs=kernels.needs(*scores.shape, ks))
+    batch = ScoredBatch(
+        scores, target, weight=weight, ignore_index=ignore_index, reduction=reduction, blank_ignored=not fused
+    )
+    if fused and batch.index_R is not None:
+        return batch.reduce(batch.kept(kernels.topk_cross_entropy(scores, batch.index_R, ks).unsqueeze(-1)))
     if max(ks) == 1:
         return batch.reduce(_softplus(_log_odds_against(batch, batch.scores_RL)))
     return batch.reduce(loss_of_rows(batch.others(), batch.scores_RC, ks))
