@@ -289,7 +289,7 @@ def _topk_cross_entropy(
     if fused:
         from shortlist.kernels import topk_cross_entropy as kernels
 
-        fused = supports(impl, needs=kernels.needs(*scores.shape, ks))
+        fused = supports(impl, needs=kernels.needs(scores.shape[0], scores.shape[1], ks))
     batch = ScoredBatch(
         scores, target, weight=weight, ignore_index=ignore_index, reduction=reduction, blank_ignored=not fused
     )

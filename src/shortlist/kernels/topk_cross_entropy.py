@@ -39,7 +39,7 @@ def needs(num_rows: int, num_classes: int, ks: tuple[int, ...]) -> dict[str, boo
 
 
 def _padded_times(k: int) -> int:
-    return next_power_of_2(times_for(k, torch.float32).count)
+    return next_power_of_2(times_for(k, torch.float32).number)
 
 
 def topk_cross_entropy(scores_RL: Tensor, label_R: Tensor, ks: tuple[int, ...]) -> Tensor:
@@ -50,11 +50,11 @@ def topk_cross_entropy(scores_RL: Tensor, label_R: Tensor, ks: tuple[int, ...]) 
         label_R: int64, from 0 to L - 1.
         ks: One or several K, the largest of them below L.
     """
-    loss_R: Tensor = _TopKCrossEntropy.apply(scores_RL, label_R, ks)
+    loss_R: Tensor = _FusedTopKCrossEntropy.apply(scores_RL, label_R, ks)
     return loss_R
 
 
-class _TopKCrossEntropy(torch.autograd.Function):
+class _FusedTopKCrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, scores_RL: Tensor, label_R: Tensor, ks: tuple[int, ...]) -> Tensor:
         (num_rows, num_classes), k = scores_RL.shape, max(ks)
@@ -71,7 +71,7 @@ class _TopKCrossEntropy(torch.autograd.Function):
             )  # fmt: skip
             _integrals_kernel[(num_rows,)](
                 rate_RL, log_own_R, scratch, gradient_RL, loss_R, factor_R, num_classes,
-                times.first, times.step, times.count, 1 / math.expm1(times.step), math.log1p(-0.5 / len(ks)),
+                times.first, times.step, times.number, 1 / math.expm1(times.step), math.log1p(-0.5 / len(ks)),
                 K=k, HIT=_hit_shares(ks), LAST=_last_shares(ks), PADDED_TIMES=padded_times,
                 num_warps=padded_times // 32,
             )  # fmt: skip
@@ -167,9 +167,9 @@ def _integrals_kernel(
     time_T = tl.where(times_T < num_times, tl.exp(first_time + time_step * times_T), 0.0)
 
     # From the first class to the last: the law of the count, times exp(pending).
-    counts = (tl.full((PADDED_TIMES,), 1.0, tl.float32),)
+    counts = _extended((), tl.full((PADDED_TIMES,), 1.0, tl.float32))
     for _ in tl.static_range(1, K):
-        counts = counts + (tl.zeros((PADDED_TIMES,), tl.float32),)
+        counts = _extended(counts, tl.zeros((PADDED_TIMES,), tl.float32))
     pending_T = tl.zeros((PADDED_TIMES,), tl.float32)
     for j in range(num_classes):
         class_ptr = scratch_ptr + j * (K + 1) * PADDED_TIMES
@@ -181,10 +181,10 @@ def _integrals_kernel(
         pending_T += few_T
         before = counts
         tl.store(class_ptr, before[0] * scale_T)
-        counts = (before[0] * scale_T * fails_T,)
+        counts = _extended((), before[0] * scale_T * fails_T)
         for m in tl.static_range(1, K):
             tl.store(class_ptr + m * PADDED_TIMES, before[m] * scale_T)
-            counts = counts + ((before[m] * fails_T + before[m - 1] * happens_T) * scale_T,)
+            counts = _extended(counts, (before[m] * fails_T + before[m - 1] * happens_T) * scale_T)
     scale_T = tl.exp(-pending_T)
     hit_T = HIT[0] * counts[0]
     for m in tl.static_range(1, K):
@@ -196,9 +196,9 @@ def _integrals_kernel(
     own_T = tl.exp(log_own) * time_T
     label_later_T = tl.where(times_T < num_times, time_step * tl.exp(-own_T), 0.0)
     weight_T = time_T * label_later_T
-    derivatives = (LAST[0] * scale_T,)
+    derivatives = _extended((), LAST[0] * scale_T)
     for m in tl.static_range(1, K):
-        derivatives = derivatives + (LAST[m] * scale_T,)
+        derivatives = _extended(derivatives, LAST[m] * scale_T)
     total_T = tl.zeros((PADDED_TIMES,), tl.float32)
     for back in range(num_classes):
         j = num_classes - 1 - back
@@ -212,10 +212,10 @@ def _integrals_kernel(
         tl.store(gradient_ptr + j, tl.sum(weight_T * intensity_T))
         after = derivatives
         scale_T = tl.load(class_ptr + K * PADDED_TIMES)
-        derivatives = ()
-        for m in tl.static_range(K - 1):
-            derivatives = derivatives + ((after[m] * fails_T + after[m + 1] * happens_T) * scale_T,)
-        derivatives = derivatives + (after[K - 1] * fails_T * scale_T,)
+        derivatives = _extended((), (after[0] * fails_T + after[1] * happens_T) * scale_T)
+        for m in tl.static_range(1, K - 1):
+            derivatives = _extended(derivatives, (after[m] * fails_T + after[m + 1] * happens_T) * scale_T)
+        derivatives = _extended(derivatives, after[K - 1] * fails_T * scale_T)
 
     at_once_T = weight_T * hit_T
     hit = tl.sum(at_once_T) + tail * tl.sum(tl.where(times_T == 0, at_once_T, 0.0))
@@ -224,6 +224,11 @@ def _integrals_kernel(
     miss = tl.where(by_miss, tl.sum(label_later_T * total_T), 0.0)
     tl.store(loss_ptr + row, tl.where(by_miss, _minus_log_1_minus(miss), -log_hit))
     tl.store(factor_ptr + row, tl.where(by_miss, tl.exp(log_own) / (1 - miss), 1 / hit))
+
+
+@triton.jit
+def _extended(entries, entry):
+    return entries + (entry,)  # noqa: RUF005  (Triton cannot unpack)
 
 
 @triton.jit

@@ -51,7 +51,7 @@ def counts_and_mean_without_each(happens: Tensor, fails: Tensor, weights: Tensor
 
 
 def _derivatives(tree: list[Tensor], weights: Tensor) -> Tensor:
-    """Derivatives of the weighted sum of the root's coefficients in the coefficients of each factor, in dimension -2."""
+    """Derivatives of the root's weighted coefficients in those of each factor, in dimension -2."""
     derivative = weights.unsqueeze(-1)
     for factors in tree[-2::-1]:
         degrees, pairs = factors.shape[-2], factors.shape[-1] // 2

@@ -1,4 +1,4 @@
-"""The top-K cross-entropy: minus the log-probability that the label is among the K largest of ``s + G``, G Gumbel noise.
+"""The top-K cross-entropy: -log of the probability that the label is among the K largest of ``s + G``, G Gumbel noise.
 
 Class j arrives after an exponential waiting time with rate ``exp(s_j)``, and the K largest of ``s + G`` are the first K
 to arrive. In units of the label's mean waiting time, let class j have rate ``w_j = exp(s_j - s_y)``, and let T be the
@@ -45,14 +45,14 @@ _LOG_MAX_ARRIVALS = 80.0
 
 
 def topk_cross_entropy(others_RJ: Tensor, own_R: Tensor, ks: tuple[int, ...]) -> Tensor:
-    """The loss of each row, any number of leading dimensions.
+    """The loss of each row. R may be several dimensions.
 
     Args:
         others_RJ: Scores of the classes other than the label, float32 or float64.
         own_R: Scores of the labels.
         ks: One or several K, from 1 to J.
     """
-    loss_R, _ = _TopKCrossEntropy.apply(others_RJ.reshape(-1, others_RJ.shape[-1]), own_R.reshape(-1), ks)
+    loss_R: Tensor = _TopKCrossEntropy.apply(others_RJ.reshape(-1, others_RJ.shape[-1]), own_R.reshape(-1), ks)[0]
     return loss_R.reshape(own_R.shape)
 
 
@@ -82,7 +82,7 @@ class Times(NamedTuple):
 
     first: float
     step: float
-    count: int
+    number: int
 
 
 def times_for(k: int, dtype: torch.dtype) -> Times:
@@ -102,11 +102,11 @@ def loss_and_gradient(others_RJ: Tensor, own_R: Tensor, ks: tuple[int, ...]) -> 
     num_rows, num_others = others_RJ.shape
     num_counted = _num_counted(num_others, max(ks))
     # A step that depends on the shape would make the compiler recompile for each shape: there, take all rows at once.
-    cells_per_row = times_for(max(ks), others_RJ.dtype).count * num_counted
+    cells_per_row = times_for(max(ks), others_RJ.dtype).number * num_counted
     step = num_rows if torch.compiler.is_compiling() else max(1, _CELLS_AT_ONCE // cells_per_row)
     if torch.compiler.is_compiling() or num_rows <= step:
         return _of_rows(others_RJ, own_R, ks, num_counted)
-    parts = zip(others_RJ.split(step), own_R.split(step), strict=True)
+    parts = zip(torch.split(others_RJ, step), torch.split(own_R, step), strict=True)
     losses, gradients = zip(*(_of_rows(others, own, ks, num_counted) for others, own in parts), strict=True)
     return torch.cat(losses), torch.cat(gradients)
 
@@ -181,7 +181,7 @@ class _Window:
     def __init__(self, log_rest_R1: Tensor, own_R1: _Difference, k: int) -> None:
         """Logarithms of rates: the sum over all but the K - 1 fastest other classes, and the label's."""
         times = times_for(k, log_rest_R1.dtype)
-        t_T = times.first + times.step * torch.arange(times.count, dtype=log_rest_R1.dtype, device=log_rest_R1.device)
+        t_T = times.first + times.step * torch.arange(times.number, dtype=log_rest_R1.dtype, device=log_rest_R1.device)
         # Minus the logarithm of the time at the centre of the window: rest + own.
         self._log_centre_R1 = torch.logaddexp(log_rest_R1, own_R1.rounded)
         # The time at the centre in units of the label's mean waiting time.
@@ -221,11 +221,11 @@ class _Window:
 class _Slow:
     """The classes that are not counted one by one. Only power sums of their rates are needed.
 
-    With ``x_j = exp(y_j) - 1`` for y_j expected arrivals, the generating function of their count is ``exp(-sum of y_j)``
-    times that of the elementary symmetric polynomials of the x, which follow from the power sums ``sum of x_j^i`` by
-    Newton's identities. These alternate in sign, and so does ``1 / (1 + x_j z)``, which takes a class out of the count.
-    But nothing cancels in the end: every x_j is small compared with those of the classes that are counted, and there
-    are several times K of these. As all y_j are below 1, every ``x^i`` is a short power series in y.
+    Let class j have y_j expected arrivals, and ``x_j = exp(y_j) - 1``. The generating function of the count is
+    ``exp(-sum of y_j)`` times that of the elementary symmetric polynomials of the x. These follow from the power sums
+    ``sum of x_j^i`` by Newton's identities, which alternate in sign, and so does ``1 / (1 + x_j z)``, which takes a
+    class out of the count. Yet nothing cancels in the end: no x_j exceeds those of the classes that are counted one by
+    one, and there are several times K of these. As all y_j are below 1, every ``x^i`` is a short power series in y.
     """
 
     def __init__(self, scores_RJ: Tensor, edge_R1: Tensor, level_R1: Tensor, k: int) -> None:
