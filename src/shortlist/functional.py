@@ -238,8 +238,8 @@ def _smooth_topk_hinge(
     if fused and batch.index_R is not None:
         from shortlist.kernels.smooth_hinge import log_odds_against
 
-        log_odds_RC = log_odds_against(scores, batch.index_R, k, tau).unsqueeze(-1)
-        return batch.reduce(tau * _softplus(batch.kept(log_odds_RC)))
+        log_odds_R = log_odds_against(scores, batch.index_R, k, tau, kept_R=batch.kept_R)
+        return batch.reduce(tau * _softplus(log_odds_R.unsqueeze(-1)))
     return batch.reduce(tau * _softplus(_log_odds_of_subsets(batch, k, tau)))
 
 
@@ -294,7 +294,7 @@ def _topk_cross_entropy(
         scores, target, weight=weight, ignore_index=ignore_index, reduction=reduction, blank_ignored=not fused
     )
     if fused and batch.index_R is not None:
-        return batch.reduce(batch.kept(kernels.topk_cross_entropy(scores, batch.index_R, ks).unsqueeze(-1)))
+        return batch.reduce(kernels.topk_cross_entropy(scores, batch.index_R, ks).unsqueeze(-1))
     if max(ks) == 1:
         return batch.reduce(_softplus(_log_odds_against(batch, batch.scores_RL)))
     return batch.reduce(loss_of_rows(batch.others(), batch.scores_RC, ks))
