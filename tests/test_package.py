@@ -28,6 +28,7 @@ PUBLIC = [
     "ScaledCosine",
     "ShortlistError",
     "SmoothTopKHinge",
+    "TopKCrossEntropy",
     "TopKError",
     "TopKHinge",
     "TopKMetrics",
@@ -48,6 +49,7 @@ MODULE_OF = {
     "logit_adjusted": "LogitAdjustedLoss",
     "noised_topk_hinge": "NoisedTopKHinge",
     "smooth_topk_hinge": "SmoothTopKHinge",
+    "topk_cross_entropy": "TopKCrossEntropy",
     "topk_error": "TopKError",
     "topk_hinge": "TopKHinge",
 }

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
         LogitAdjustedLoss,
         NoisedTopKHinge,
         SmoothTopKHinge,
+        TopKCrossEntropy,
         TopKError,
         TopKHinge,
     )
@@ -52,6 +53,7 @@ __all__ = [
     "ScaledCosine",
     "ShortlistError",
     "SmoothTopKHinge",
+    "TopKCrossEntropy",
     "TopKError",
     "TopKHinge",
     "TopKMetrics",
@@ -81,6 +83,7 @@ if not TYPE_CHECKING:
         "ScaledCosine": "heads.cosine",
         "ShortlistError": "errors",
         "SmoothTopKHinge": "losses",
+        "TopKCrossEntropy": "losses",
         "TopKError": "losses",
         "TopKHinge": "losses",
         "TopKMetrics": "metrics",

@@ -68,6 +68,19 @@ def check_k(k: int, largest: int, num_classes: int) -> None:
         raise ShortlistError(f"k must be in [1, {largest}] for {num_classes} classes, got {k}")
 
 
+def checked_ks(k: int | tuple[int, ...], largest: int | None = None, num_classes: int | None = None) -> tuple[int, ...]:
+    """One K or several, as a tuple. Without the number of classes, only the lower bound is checked."""
+    ks = k if isinstance(k, tuple) else (k,)
+    if not ks:
+        raise ShortlistError(f"k must be an integer, or a tuple of several, got {k!r}")
+    for one in ks:
+        if largest is None or num_classes is None:
+            check_at_least_one("k", one)
+        else:
+            check_k(one, largest, num_classes)
+    return tuple(operator.index(one) for one in ks)
+
+
 def check_not_negative(name: str, value: float, dtype: torch.dtype | None = None) -> None:
     """``dtype`` is that of the computation, if known: the value must be finite in it."""
     _check_real(name, value, ">= 0", dtype)

@@ -315,6 +315,19 @@ class SmoothTopKHingeConfig(LossConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
+class TopKCrossEntropyConfig(LossConfig):
+    label: ClassVar[str] = "Top-K cross-entropy"
+    uses_k: ClassVar[bool] = True
+    takes_several_k: ClassVar[bool] = True
+    name: str = "topk_cross_entropy"
+
+    def _module(self, class_counts: "Tensor", weight: "Tensor | None") -> "nn.Module":
+        from shortlist.losses import TopKCrossEntropy
+
+        return TopKCrossEntropy(**self.settings(), weight=weight)
+
+
+@dataclass(frozen=True, kw_only=True)
 class _NoisedConfig(LossConfig):
     uses_k: ClassVar[bool] = True
     takes_several_k: ClassVar[bool] = True
