@@ -68,6 +68,29 @@ def check_k(k: int, largest: int, num_classes: int) -> None:
         raise ShortlistError(f"k must be in [1, {largest}] for {num_classes} classes, got {k}")
 
 
+def sorted_ks(k: int | Sequence[int], largest: int | None = None, num_classes: int | None = None) -> tuple[int, ...]:
+    """One K or several different ones, checked, in ascending order; ``largest`` is as in ``check_k``, if known."""
+    if not isinstance(k, tuple | list):
+        several: Sequence[int] = (k,)
+    elif len(k) == 0:
+        raise ShortlistError("k must be an integer or several, such as (1, 3, 5), got none")
+    else:
+        several = k
+    for one in several:
+        if largest is None or num_classes is None:
+            check_at_least_one("k", one)
+        else:
+            check_k(one, largest, num_classes)
+    if len(set(several)) < len(several):
+        raise ShortlistError(f"k must not hold a number twice, got {k!r}")
+    return tuple(sorted(int(one) for one in several))
+
+
+def check_flag(name: str, value: bool) -> None:
+    if not isinstance(value, bool):
+        raise ShortlistError(f"{name} must be True or False, got {value!r}")
+
+
 def check_not_negative(name: str, value: float, dtype: torch.dtype | None = None) -> None:
     """``dtype`` is that of the computation, if known: the value must be finite in it."""
     _check_real(name, value, ">= 0", dtype)
