@@ -18,7 +18,6 @@ probabilities).
 """
 
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -29,6 +28,7 @@ from shortlist.kernels.dispatch import Impl, supports
 from shortlist.ops.batch import Reduction, ScoredBatch, checked_num_classes
 from shortlist.ops.checks import (
     ClassCounts,
+    Ks,
     check_floating,
     check_k,
     check_not_negative,
@@ -354,7 +354,7 @@ def logit_adjusted(
 def noised_topk_hinge(
     scores: Tensor,
     target: Tensor,
-    k: int | Sequence[int],
+    k: Ks,
     *,
     epsilon: float = 0.2,
     relative: bool = False,
@@ -423,7 +423,7 @@ def imbalanced_noised_topk_hinge(
     scores: Tensor,
     target: Tensor,
     class_counts: ClassCounts,
-    k: int | Sequence[int],
+    k: Ks,
     *,
     epsilon: float = 0.01,
     relative: bool = False,
@@ -481,7 +481,7 @@ def imbalanced_noised_topk_hinge(
 def hinge_with_margins(
     scores: Tensor,
     target: Tensor,
-    k: int | Sequence[int],
+    k: Ks,
     *,
     relative_margins_L: Tensor,
     max_margin: float,

@@ -4,7 +4,6 @@ All are called as ``loss(scores, target)``, with the shapes that ``nn.CrossEntro
 ``(N,)`` labels or ``(N, L)`` probabilities, with or without further dimensions.
 """
 
-from collections.abc import Sequence
 from typing import Any, Self
 
 import torch
@@ -14,6 +13,7 @@ from shortlist import functional
 from shortlist.ops.batch import Reduction, check_reduction
 from shortlist.ops.checks import (
     ClassCounts,
+    Ks,
     can_read,
     check_at_least_one,
     check_flag,
@@ -324,7 +324,7 @@ class _NoisedLoss(_Loss):
 
     def __init__(
         self,
-        k: int | Sequence[int],
+        k: Ks,
         *,
         epsilon: float,
         relative: bool,
@@ -388,7 +388,7 @@ class NoisedTopKHinge(_NoisedLoss):
 
     def __init__(
         self,
-        k: int | Sequence[int],
+        k: Ks,
         *,
         epsilon: float = 0.2,
         relative: bool = False,
@@ -468,7 +468,7 @@ class ImbalancedNoisedTopKHinge(_NoisedLoss, _ClassCountLoss):
     def __init__(
         self,
         class_counts: ClassCounts,
-        k: int | Sequence[int],
+        k: Ks,
         *,
         epsilon: float = 0.01,
         relative: bool = False,

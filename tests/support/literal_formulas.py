@@ -63,9 +63,7 @@ def balanced_softmax(row: Tensor, label: int, class_counts: Tensor) -> Tensor:
     return -(weighted[label] / weighted.sum()).log()
 
 
-def noised_topk_hinge(
-    row: Tensor, label: int, k: int, epsilon: float, noise: Tensor, margin: float = 1.0
-) -> Tensor:
+def noised_topk_hinge(row: Tensor, label: int, k: int, epsilon: float, noise: Tensor, margin: float = 1.0) -> Tensor:
     rivals = [kth_largest(row + epsilon * draw, k + 1) for draw in noise.T]
     return (margin + sum(rivals) / len(rivals) - row[label]).relu()
 

@@ -37,6 +37,8 @@ class LossCase:
     has_gradient: bool = True
     has_margins: bool = False
     """True if the loss depends on the class counts."""
+    relative: bool = False
+    """True if the noise follows the scores, without a gradient."""
 
     def __call__(self, scores: Tensor, target: Tensor, **shared: Any) -> Tensor:
         if self.noised:
@@ -168,6 +170,7 @@ LOSSES = [
         ),
         noised=True,
         has_margins=True,
+        relative=True,
     ),
 ]
 

@@ -16,6 +16,7 @@ from torch._subclasses import FakeTensor
 from shortlist.errors import ShortlistError
 
 ClassCounts = Tensor | Sequence[int] | Sequence[float]
+Ks = int | tuple[int, ...]
 
 
 def can_read(tensor: Tensor) -> bool:
@@ -68,22 +69,21 @@ def check_k(k: int, largest: int, num_classes: int) -> None:
         raise ShortlistError(f"k must be in [1, {largest}] for {num_classes} classes, got {k}")
 
 
-def sorted_ks(k: int | Sequence[int], largest: int | None = None, num_classes: int | None = None) -> tuple[int, ...]:
+def sorted_ks(k: Ks, largest: int | None = None, num_classes: int | None = None) -> tuple[int, ...]:
     """One K or several different ones, checked, in ascending order; ``largest`` is as in ``check_k``, if known."""
-    if not isinstance(k, tuple | list):
-        several: Sequence[int] = (k,)
-    elif len(k) == 0:
-        raise ShortlistError("k must be an integer or several, such as (1, 3, 5), got none")
-    else:
-        several = k
+    several = k if isinstance(k, tuple) else (k,)
+    if not several:
+        raise ShortlistError("k must be an integer or several, such as (1, 3, 5), got ()")
     for one in several:
+        check_integer("k", one, " or several, such as (1, 3, 5)")
         if largest is None or num_classes is None:
             check_at_least_one("k", one)
         else:
             check_k(one, largest, num_classes)
-    if len(set(several)) < len(several):
-        raise ShortlistError(f"k must not hold a number twice, got {k!r}")
-    return tuple(sorted(int(one) for one in several))
+    ks = tuple(sorted(int(one) for one in several))
+    if len(set(ks)) < len(ks):
+        raise ShortlistError(f"k must be different integers, got {k}")
+    return ks
 
 
 def check_flag(name: str, value: bool) -> None:

@@ -4,7 +4,6 @@ Shape suffixes: R rows, L classes, C candidate classes, B samples, K values of k
 """
 
 import math
-from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -13,6 +12,7 @@ from shortlist.kernels.dispatch import Impl, supports
 from shortlist.kernels.noised_hinge.plan import fits
 from shortlist.ops.batch import Reduction, ScoredBatch, check_reduction
 from shortlist.ops.checks import (
+    Ks,
     check_flag,
     check_floating,
     check_n_samples,
@@ -30,7 +30,7 @@ from shortlist.ops.smoothing import DRAWS_AT_ONCE, find_places, smoothed_sums
 def noised_hinge(
     scores: Tensor,
     target: Tensor,
-    k: int | Sequence[int],
+    k: Ks,
     *,
     margin: float,
     margins_L: Tensor | None,

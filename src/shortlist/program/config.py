@@ -209,7 +209,10 @@ class RunConfig:
 
 _HOW_AND_WHERE = ("data.root", "data.workers", "data.on_bad_image", "train.device", "train.eval_batch_size")
 
-NEUTRAL: dict[str, Any] = {}
+NEUTRAL: dict[str, Any] = {
+    "loss.margin": 1.0,
+    "loss.relative": False,
+}
 """Settings that are younger than the first published results, each with the value that changes nothing. At that value a
 setting is no part of a run's identity, so earlier runs keep their key. Never change a value, never remove an entry."""
 

@@ -75,7 +75,7 @@ class LossConfig:
             self.kind_called(self.name)
             raise ShortlistError(f"{type(self).__name__} must have the name {type(self).name}, got {self.name}")
         check_within(self, "k", 1)
-        for name in {"epsilon", "tau", "gamma", "max_margin"} & self.settings().keys():
+        for name in {"epsilon", "tau", "gamma", "margin", "max_margin"} & self.settings().keys():
             check_within(self, name, 0)
         if "scale" in self.settings():
             check_within(self, "scale", 1e-12)
@@ -234,6 +234,8 @@ class _NoisedConfig(LossConfig):
     uses_k: ClassVar[bool] = True
     epsilon: float = 0.2
     """Scale of the noise."""
+    relative: bool = False
+    """Measure the scale of the noise in units of the spread of an image's best 2K + 2 scores."""
     n_samples: float = 5
     """Number of noise draws B; inf takes their expectation."""
 
@@ -247,8 +249,13 @@ class _NoisedConfig(LossConfig):
 @dataclass(frozen=True, kw_only=True)
 class NoisedTopKHingeConfig(_NoisedConfig):
     label: ClassVar[str] = "Noised top-K hinge"
-    ranges: ClassVar[Mapping[str, Range]] = {"epsilon": Range(0.01, 10.0, log=True)}
+    ranges: ClassVar[Mapping[str, Range]] = {
+        "epsilon": Range(0.01, 10.0, log=True),
+        "margin": Range(0.3, 10.0, log=True),
+    }
     name: str = "noised_topk_hinge"
+    margin: float = 1.0
+    """By how much the label's score must exceed the smoothed (K+1)-th largest."""
 
     def build(self, class_counts: "Tensor") -> "nn.Module":
         from shortlist.losses import NoisedTopKHinge

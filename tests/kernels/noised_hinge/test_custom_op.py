@@ -84,7 +84,8 @@ def test_a_compiled_graph_holds_the_kernels_as_one_node(
     torch.testing.assert_close(*results, rtol=1e-4, atol=1e-4)
     called = [str(node.target) for graph in graphs for node in graph.graph.nodes]
     assert sum("shortlist" in name for name in called) == 1
-    assert not any("randn" in name or "topk" in name for name in called)
+    assert not any("randn" in name for name in called)
+    assert sum("topk" in name for name in called) == relative, "for the spread of the rows alone"
 
 
 @pytest.mark.usefixtures("fresh_compiler")

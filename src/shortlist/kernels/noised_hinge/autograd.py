@@ -81,9 +81,7 @@ class Settings(NamedTuple):
         """``ks`` in ascending order; ``scale`` is the factor of the loss, the mean over them."""
         ranks = tuple(int(k) + 1 for k in reversed(ks))
         # To the kernels, numbers of other types would be of another kind, but to the launchers they are the same key.
-        return cls(
-            ranks, float(scale) / len(ranks), float(margin), float(epsilon), n_samples, ignore_index, reduction
-        )
+        return cls(ranks, float(scale) / len(ranks), float(margin), float(epsilon), n_samples, ignore_index, reduction)
 
 
 class Seed(NamedTuple):
