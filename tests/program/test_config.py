@@ -65,6 +65,7 @@ def other_settings(config: RunConfig) -> dict[str, Any]:
         "train.device": "cpu",
         "train.precision": "bf16-mixed",
         "train.select": "micro_top1",
+        "loss.class_weights": "inverse",
     }
     return {
         f"{section}.{name}": others.get(f"{section}.{name}", _another(value))
@@ -143,9 +144,9 @@ WRONG: list[tuple[type[Any], dict[str, Any], str]] = [
     (DataConfig, {"label_noise": 1.5}, r"data\.label_noise must be in \[0, 1\], got 1\.5"),
     (DataConfig, {"imbalance": 0.5}, r"data\.imbalance must be .* >= 1, got 0\.5"),
     (DataConfig, {"imbalance": math.inf}, r"data\.imbalance must be finite"),
-    (ModelConfig, {"head": "mlp"}, r"model\.head must be one of linear, cosine, got 'mlp'"),
+    (ModelConfig, {"head": "mlp"}, r"model\.head must be one of linear, cosine, .*got 'mlp'"),
     (NoisedTopKHingeConfig, {"name": "noised_topk_hing"}, r"did you mean noised_topk_hinge\?"),
-    (NoisedTopKHingeConfig, {"k": 0}, r"loss\.k must be .* >= 1, got 0"),
+    (NoisedTopKHingeConfig, {"k": 0}, r"loss\.k must be .* >= 1.* got 0"),
     (NoisedTopKHingeConfig, {"epsilon": -1.0}, r"loss\.epsilon must be .*, got -1\.0"),
     (NoisedTopKHingeConfig, {"n_samples": 2.5}, r"loss\.n_samples must be a whole number >= 1, or inf, got 2\.5"),
     (ImbalancedNoisedTopKHingeConfig, {"scale": 0.0}, r"loss\.scale must be"),

@@ -262,8 +262,8 @@ class NoisedTopKHead(NoisedHead):
         in_features: Size D of the features.
         num_classes: Number L of classes.
         loss: A ``NoisedTopKHinge`` or ``ImbalancedNoisedTopKHinge`` with one K, finite ``n_samples`` and without
-            ``relative``. With ``eval_n_samples=math.inf``, evaluation computes the expectation and needs memory for about a hundred
-            numbers per score of the batch.
+            ``relative``. With ``eval_n_samples=math.inf``, evaluation computes the expectation and needs memory for
+            about a hundred numbers per score of the batch.
         cosine: Compute cosine scores without a bias, like ``CosineLinear``.
         bias: Whether the linear layer has a bias.
         sparse_grad: Produce sparse gradients, like ``nn.Embedding(sparse=True)``, for ``torch.optim.SparseAdam`` or

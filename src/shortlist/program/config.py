@@ -71,13 +71,18 @@ class ModelConfig:
 
     name: str = "glyphnet"
     """Any network of timm, or glyphnet, densenet40_40, resnet32 (for CIFAR), or none (for embeddings)."""
-    head: Literal["linear", "cosine"] = "linear"
-    """Last layer: linear, or cosine for the losses with margins."""
+    head: Literal["linear", "cosine", "scaled_cosine"] = "linear"
+    """Last layer: linear, cosine for the losses with margins, or cosines times a scale for all others."""
+    scale: float = 30.0
+    """What a scaled_cosine layer multiplies the cosines by."""
+    learn_scale: bool = False
+    """Train the scale of a scaled_cosine layer too."""
     pretrained: bool = False
     """Start from the pre-trained weights of timm."""
 
     def __post_init__(self) -> None:
         check_choices(self, "head")
+        check_within(self, "scale", 1e-12)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -195,12 +200,12 @@ class RunConfig:
 
     @property
     def all_ks(self) -> tuple[int, ...]:
-        """Every K that is measured: those of the metrics and that of the loss."""
-        return tuple(sorted({*self.train.ks, self.loss.k}))
+        """Every K that is measured: those of the metrics and those of the loss."""
+        return tuple(sorted({*self.train.ks, *self.loss.ks}))
 
     @property
     def select_metric(self) -> str:
-        return f"macro_top{self.loss.k}" if self.train.select == "auto" else self.train.select
+        return f"macro_top{self.loss.largest_k}" if self.train.select == "auto" else self.train.select
 
     def key(self) -> str:
         """Short hash of the run's identity, the same for all seeds."""
@@ -210,8 +215,14 @@ class RunConfig:
 _HOW_AND_WHERE = ("data.root", "data.workers", "data.on_bad_image", "train.device", "train.eval_batch_size")
 
 NEUTRAL: dict[str, Any] = {
+    "loss.cross_entropy_share": 0.0,
+    "loss.prior": 0.0,
+    "loss.class_weights": "none",
+    "loss.weight_from": 0.0,
     "loss.margin": 1.0,
     "loss.relative": False,
+    "model.scale": 30.0,
+    "model.learn_scale": False,
 }
 """Settings that are younger than the first published results, each with the value that changes nothing. At that value a
 setting is no part of a run's identity, so earlier runs keep their key. Never change a value, never remove an entry."""
@@ -313,7 +324,8 @@ def changed(config: RunConfig, changes: Changes) -> RunConfig:
     """
     settings = to_dict(config)
     if changes.get("loss.name", config.loss.name) != config.loss.name:
-        settings["loss"] = {"k": config.loss.k}
+        takes_several = getattr(LOSSES.get(changes["loss.name"]), "takes_several_k", False)
+        settings["loss"] = {"k": config.loss.k if takes_several else config.loss.largest_k}
     for name, value in changes.items():
         section, _, setting = name.rpartition(".")
         if section and not isinstance(settings.get(section), dict):

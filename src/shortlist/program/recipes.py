@@ -210,7 +210,7 @@ def imagenet(loss: LossConfig, *, lr: float, weight_decay: float) -> RunConfig:
         model=ModelConfig(name="resnet18"),
         loss=loss,
         optim=OptimConfig(lr=lr, milestones=(0.25, 0.5, 0.75), weight_decay=weight_decay),
-        train=TrainConfig(epochs=120, batch_size=256, ks=(1, 5), select=f"micro_top{loss.k}"),
+        train=TrainConfig(epochs=120, batch_size=256, ks=(1, 5), select=f"micro_top{loss.largest_k}"),
     )
 
 

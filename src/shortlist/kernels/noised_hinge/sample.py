@@ -1,4 +1,4 @@
-"""The (K+1)-th largest perturbed score of each row and sample, for one K or several. ``threshold`` explains the cut-offs."""
+"""The (K+1)-th largest perturbed score of each row and sample, for every K. ``threshold`` explains the cut-offs."""
 
 from typing import NamedTuple
 

@@ -55,7 +55,7 @@ def build(config: RunConfig, folder: Path) -> Parts:
         ShortlistError: Data, settings or device that cannot be used.
     """
     fabric = _fabric(config)
-    _refuse_cosines_without_scale(config)
+    _refuse_other_layer(config)
     problem = load_problem(config.data)
     problem.refuse_run_folder(folder)
     _refuse_large_ks(config, len(problem.classes))
@@ -85,16 +85,19 @@ def build(config: RunConfig, folder: Path) -> Parts:
     return Parts(config, fabric, problem, network, model, loss, optimizer, step, steps)
 
 
-def _refuse_cosines_without_scale(config: RunConfig) -> None:
-    """Raise an error if the scores are cosines and the loss has no scale.
+def _refuse_other_layer(config: RunConfig) -> None:
+    """Raise an error if the loss does not fit the last layer.
 
-    Cross-entropy of scores between -1 and 1 stays large however well the classes are separated.
+    Cross-entropy of scores between -1 and 1 stays large however well the classes are separated, and a loss that scales
+    cosines itself would scale them twice.
     """
-    if config.model.head == "cosine" and not config.loss.takes_cosines:
+    head, loss = config.model.head, config.loss
+    if head == "cosine" and not loss.takes_cosines:
         raise ShortlistError(
-            f"model.head must be linear for {config.loss.name}, which has no scale for cosines; "
-            "for cross-entropy of scaled cosines, use loss.name ldam with loss.max_margin 0"
+            f"model.head must be linear or scaled_cosine for {loss.name}, which has no scale for cosines, got cosine"
         )
+    if head == "scaled_cosine" and loss.takes_cosines:
+        raise ShortlistError(f"model.head must be cosine for {loss.name}, which has a scale of its own, got {head}")
 
 
 def _refuse_large_ks(config: RunConfig, classes: int) -> None:
@@ -102,11 +105,11 @@ def _refuse_large_ks(config: RunConfig, classes: int) -> None:
     if classes < 2:
         raise ShortlistError(f"the data must have at least 2 classes, got {classes}")
     k, ks = config.loss.k, config.train.ks
-    if k >= classes or max(ks) > classes:
-        smaller = [str(k) for k in ks if k < classes] or ["1"]
+    if config.loss.largest_k >= classes or max(ks) > classes:
+        of_loss, measured = (sorted({min(k, classes - 1) for k in some}) for some in (config.loss.ks, ks))
         raise ShortlistError(
             f"loss.k must be below the number of classes, {classes}, and no train.ks above it, got {k} and {ks}: "
-            f"try --loss.k {min(k, classes - 1)} --train.ks {' '.join(smaller)}"
+            f"try --loss.k {' '.join(map(str, of_loss))} --train.ks {' '.join(map(str, measured))}"
         )
 
 
