@@ -151,7 +151,7 @@ def test_several_k_by_the_kernel_have_the_expectation_of_their_exact_losses(num_
     """The mean over equal rows, whose draws differ."""
     row, rows = torch.randn(1, num_classes, device="cuda"), 4000
     scores, target = row.expand(rows, -1).contiguous().requires_grad_(), torch.zeros(rows, dtype=torch.int64).cuda()
-    settings = {"epsilon": 0.5, "margin": 6.0, "relative": relative}
+    settings: dict[str, Any] = {"epsilon": 0.5, "margin": 6.0, "relative": relative}
     loss = sl.functional.noised_topk_hinge(scores, target, (1, 3, 5), n_samples=5, **settings)
     (gradient,) = torch.autograd.grad(loss, scores)
     exact = row.double().requires_grad_()

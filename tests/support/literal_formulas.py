@@ -1,6 +1,7 @@
 """Each loss for one row and one label, written as literally as its formula: slow, and hard to get wrong."""
 
 import itertools
+import math
 
 import torch
 from torch import Tensor
@@ -71,7 +72,7 @@ def noised_topk_hinge(row: Tensor, label: int, k: int, epsilon: float, noise: Te
 def spread(row: Tensor, k: int) -> float:
     best = sorted(row.tolist(), reverse=True)[: 2 * k + 2]
     mean = sum(best) / len(best)
-    return (sum((score - mean) ** 2 for score in best) / len(best)) ** 0.5
+    return math.sqrt(sum((score - mean) ** 2 for score in best) / len(best))
 
 
 def imbalanced_noised_topk_hinge(

@@ -126,7 +126,7 @@ def _smooth_leads_of_rivals(
     places_RP = places_RBP.movedim(-1, -2).flatten(-2)
     chosen_RP = batch.scores_RL.gather(-1, torch.cat([places_RP, batch.index_R.unsqueeze(-1)], -1))
     lead_RP = (chosen_RP[..., :-1] - chosen_RP[..., -1:]) + shift_RBP.movedim(-1, -2).flatten(-2)
-    return lead_RP.unflatten(-1, (len(ks), n_samples)).mean(-1, keepdim=True)
+    return lead_RP.reshape(*lead_RP.shape[:-1], len(ks), n_samples).mean(-1, keepdim=True)
 
 
 def _spread(scores_RL: Tensor, k: int) -> Tensor:

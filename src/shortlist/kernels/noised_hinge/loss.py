@@ -48,7 +48,10 @@ def finish(
                 rival += tl.load(results.values_RPB + cell, mask=sample < n_samples, other=0.0, cache_modifier=".cg")
             hinge = base + tl.sum(rival, 0) / n_samples
             loss_here = tl.where(is_ignored, 0.0, tl.where(hinge <= 0, share * 0.0, share * hinge))
-            loss = loss_here if place == 0 else loss + loss_here  # noqa: F821 (known when the kernel is compiled)
+            if place == 0:  # noqa: SIM108 (known when the kernel is compiled)
+                loss = loss_here
+            else:
+                loss = loss + loss_here
             # The slopes, which backward needs, take the place of the base. They are NaN for a bad row: a gradient
             # scaler finds them.
             slope = tl.where(is_ignored | (hinge <= 0), 0.0, tl.where(hinge > 0, share, hinge))
