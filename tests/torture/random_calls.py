@@ -192,7 +192,7 @@ def _random_loss(chance: Chance, name: str) -> Call:
         arguments["scale"] = float(chance.choice([0.1, 1.0, 30.0, 50.0]))
     if loss.noised:
         if chance.random() < 0.3:
-            size = int(chance.integers(1, num_classes))
+            size = int(chance.integers(1, min(num_classes, 4)))
             arguments["k"] = tuple(int(k) for k in 1 + chance.choice(num_classes - 1, size=size, replace=False))
         if "margin" in loss.settings and chance.random() < 0.5:
             arguments["margin"] = float(chance.choice([0.0, 0.3, 1.0, 20.0]))
