@@ -272,6 +272,8 @@ NEUTRAL: dict[str, Any] = {
     "loss.class_weights": "none",
     "loss.weight_from": 0.0,
     "optim.head_lr_factor": 1.0,
+    "loss.margin": 1.0,
+    "loss.relative": False,
 }
 """Settings that are younger than the first published results, each with the value that changes nothing. At that value a
 setting is no part of a run's identity, so earlier runs keep their key. Never change a value, never remove an entry."""

@@ -98,7 +98,7 @@ class LossConfig:
         check_choices(self, "class_weights")
         if self.prior and self.contains_prior:
             raise ShortlistError(f"loss.prior must be 0 for {self.name}, which contains the prior, got {self.prior}")
-        for name in {"epsilon", "tau", "gamma", "max_margin"} & self.settings().keys():
+        for name in {"epsilon", "tau", "gamma", "margin", "max_margin"} & self.settings().keys():
             check_within(self, name, 0)
         if "scale" in self.settings():
             check_within(self, "scale", 1e-12)
@@ -333,6 +333,8 @@ class _NoisedConfig(LossConfig):
     takes_several_k: ClassVar[bool] = True
     epsilon: float = 0.2
     """Scale of the noise."""
+    relative: bool = False
+    """Measure the scale of the noise in units of the spread of an image's best 2K + 2 scores."""
     n_samples: float = 5
     """Number of noise draws B; inf takes their expectation."""
 
@@ -346,8 +348,13 @@ class _NoisedConfig(LossConfig):
 @dataclass(frozen=True, kw_only=True)
 class NoisedTopKHingeConfig(_NoisedConfig):
     label: ClassVar[str] = "Noised top-K hinge"
-    ranges: ClassVar[Mapping[str, Range]] = {"epsilon": Range(0.01, 10.0, log=True)}
+    ranges: ClassVar[Mapping[str, Range]] = {
+        "epsilon": Range(0.01, 10.0, log=True),
+        "margin": Range(0.3, 10.0, log=True),
+    }
     name: str = "noised_topk_hinge"
+    margin: float = 1.0
+    """By how much the label's score must exceed the smoothed (K+1)-th largest."""
 
     def _module(self, class_counts: "Tensor", weight: "Tensor | None") -> "nn.Module":
         from shortlist.losses import NoisedTopKHinge
