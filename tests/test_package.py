@@ -23,6 +23,7 @@ PUBLIC = [
     "LogitAdjustedLoss",
     "NoisedTopKHead",
     "NoisedTopKHinge",
+    "PriorCorrection",
     "ShortlistError",
     "SmoothTopKHinge",
     "TopKError",

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from shortlist.ops.class_counts import class_margins
     from shortlist.ops.exact import exact_topk
     from shortlist.ops.smoothing import smooth_topk, smooth_topk_sum, topk_sum, topk_value
+    from shortlist.sets import PriorCorrection
 
 __version__ = "0.1.0"
 
@@ -46,6 +47,7 @@ __all__ = [
     "LogitAdjustedLoss",
     "NoisedTopKHead",
     "NoisedTopKHinge",
+    "PriorCorrection",
     "ShortlistError",
     "SmoothTopKHinge",
     "TopKError",
@@ -72,6 +74,7 @@ if not TYPE_CHECKING:
         "LogitAdjustedLoss": "losses",
         "NoisedTopKHead": "heads.noised",
         "NoisedTopKHinge": "losses",
+        "PriorCorrection": "sets",
         "ShortlistError": "errors",
         "SmoothTopKHinge": "losses",
         "TopKError": "losses",
