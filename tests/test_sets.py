@@ -150,7 +150,7 @@ def test_where_nothing_can_be_gained_nothing_is_changed(scores: Tensor) -> None:
 
 def test_it_says_what_tau_rests_on() -> None:
     correction = PriorCorrection([9, 5, 3, 1]).fit(torch.randn(6, 4), torch.tensor([0, 0, 1, 1, 1, 3]), k=2)
-    assert (correction.images, correction.classes, correction.num_classes) == (6, 3, 4)
+    assert (int(correction.images), int(correction.classes), correction.num_classes) == (6, 3, 4)
     assert "images=6, classes=3" in repr(correction)
 
 

@@ -132,7 +132,7 @@ class PriorCorrection(nn.Module):
         taus, accuracy = self._steps(scores_NL, target_N, k, weight_N, -margin, largest + margin)
         self.tau.fill_(_smoothed_argmax(taus, accuracy, largest, half_windows))
         self.images.fill_(len(target_N))
-        self.classes.fill_(len(target_N.unique()))
+        self.classes.fill_(len(torch.unique(target_N)))
         return self
 
     def curve(
@@ -187,7 +187,7 @@ class PriorCorrection(nn.Module):
         """
         kept_L = ~self.left_out.to(target_N.device)
         counts_L = self.class_counts.to(target_N.device, torch.float64)
-        sizes_D, classes_D = counts_L[kept_L].unique(return_counts=True)
+        sizes_D, classes_D = torch.unique(counts_L[kept_L], return_counts=True)
         size_N = torch.searchsorted(sizes_D, counts_L[target_N])
         images_D = size_N.bincount(minlength=len(sizes_D))
         log_D, seen_D = sizes_D.log(), images_D > 0
@@ -238,7 +238,8 @@ class PriorCorrection(nn.Module):
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         """Moves to another device but keeps the dtypes: ``half()`` of a network must not round tau."""
-        return super()._apply(lambda tensor: tensor.to(fn(tensor).device), recurse)
+        super()._apply(lambda tensor: tensor.to(fn(tensor).device), recurse)  # type: ignore[no-untyped-call]
+        return self
 
     def extra_repr(self) -> str:
         rests_on = f", images={self.images}, classes={self.classes}" if self.images else ""
