@@ -15,6 +15,7 @@ from shortlist.program.text import counted, some_of
 _CLASSES, _PREPROCESS, _FACTS, _RESULT = "classes.json", "preprocess.json", "facts.json", "final.json"
 _CORRECTION = "correction.json"
 _LARGEST_SIDE = 2**14  # of images in pixels
+_LARGEST_TAU = 1e30  # float32 can compute with it
 
 Check = Callable[[Any], bool]
 
@@ -121,7 +122,7 @@ def read_correction(run: RunFolder) -> Correction | None:
         return None
     record = _Record(run, _CORRECTION)
     return Correction(
-        tau=record.require("tau", lambda value: is_number(value) and value >= 0, "a number >= 0"),
+        tau=record.require("tau", lambda value: is_number(value) and 0 <= value <= _LARGEST_TAU, "a number >= 0"),
         metric=record.require("metric", _is_metric, "like macro_top5"),
         val=record.require("val", lambda value: isinstance(value, dict) and are_metrics(value), "numbers by name"),
         **{

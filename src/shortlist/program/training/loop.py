@@ -165,7 +165,7 @@ class Trainer:
         correction = prior_correction(sizes.tolist()).to(self.fabric.device)
         if correction.left_out[labels].all():
             self.say(
-                "the scores are not corrected for the prior: no validation image is of a class with training images"
+                "the scores are not corrected for class sizes: no validation image is of a class with training images"
             )
             return None
         average, _, k = metric.partition("_top")
@@ -182,7 +182,7 @@ class Trainer:
             num_classes=correction.num_classes,
             val=numbers_of(metrics),
         )
-        self.say(f"scores are corrected for the prior: {chosen}")
+        self.say(f"scores are corrected for class sizes: {chosen}")
         if self.writes:
             write_correction(self.run, chosen)
         return correction
