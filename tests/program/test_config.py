@@ -65,6 +65,7 @@ def other_settings(config: RunConfig) -> dict[str, Any]:
         "train.device": "cpu",
         "train.precision": "bf16-mixed",
         "train.select": "micro_top1",
+        "train.correct_prior": "off",
     }
     return {
         f"{section}.{name}": others.get(f"{section}.{name}", _another(value))

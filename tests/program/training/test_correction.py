@@ -5,6 +5,7 @@ import re
 import shutil
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -34,7 +35,7 @@ def write_long_tail(path: Path, sizes: list[int] = SIZES) -> Path:
         "val": [max(3, size // 5) if size >= 8 else 0 for size in sizes],
         "test": [20] * len(sizes),
     }
-    arrays = {}
+    arrays: dict[str, Any] = {}
     for name, counts in splits.items():
         labels = np.repeat(np.arange(len(sizes)), counts)
         arrays[f"{name}_x"] = (centres[labels] + 1.2 * random.normal(size=(len(labels), 6))).astype(np.float32)

@@ -151,7 +151,7 @@ class Trainer:
     def _fit_correction(self) -> PriorCorrection | None:
         """Choose the correction for the prior on the validation images, and record it; None without one."""
         metric, sizes = self.config.corrected_metric, self.problem.class_counts
-        if metric is None or len(sizes[sizes > 0].unique()) == 1:  # classes of one size need no correction
+        if metric is None or len(torch.unique(sizes[sizes > 0])) == 1:  # classes of one size need no correction
             return None
         with self._ready_to_evaluate():
             scores, labels = validation_scores(
