@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING
 # For type checkers. They must not see a module-level ``__getattr__``, or they would accept every misspelt name.
 if TYPE_CHECKING:
     from shortlist import functional
+    from shortlist.composed_losses import MixedLoss, PriorAdjusted
     from shortlist.errors import ShortlistError
     from shortlist.heads.class_parallel import ClassParallelNoisedTopKHead
-    from shortlist.heads.cosine import CosineLinear
+    from shortlist.heads.cosine import CosineLinear, ScaledCosine
     from shortlist.heads.noised import NoisedTopKHead
     from shortlist.losses import (
         CalibratedTopKHinge,
@@ -45,9 +46,12 @@ __all__ = [
     "ImbalancedNoisedTopKHinge",
     "LDAMLoss",
     "LogitAdjustedLoss",
+    "MixedLoss",
     "NoisedTopKHead",
     "NoisedTopKHinge",
+    "PriorAdjusted",
     "PriorCorrection",
+    "ScaledCosine",
     "ShortlistError",
     "SmoothTopKHinge",
     "TopKError",
@@ -72,9 +76,12 @@ if not TYPE_CHECKING:
         "ImbalancedNoisedTopKHinge": "losses",
         "LDAMLoss": "losses",
         "LogitAdjustedLoss": "losses",
+        "MixedLoss": "composed_losses",
         "NoisedTopKHead": "heads.noised",
         "NoisedTopKHinge": "losses",
+        "PriorAdjusted": "composed_losses",
         "PriorCorrection": "sets",
+        "ScaledCosine": "heads.cosine",
         "ShortlistError": "errors",
         "SmoothTopKHinge": "losses",
         "TopKError": "losses",

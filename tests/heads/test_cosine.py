@@ -93,3 +93,30 @@ def test_the_gradient_of_cosines_is_their_derivative(size: float) -> None:
 def test_cosines_of_rows_that_cannot_be_read_are_the_same() -> None:
     head, features = sl.CosineLinear(8, 5, dtype=torch.float64), normal(3, 8)
     torch.testing.assert_close(torch.func.vmap(head)(features), head(features))
+
+
+# Cosines times a scale
+
+
+def test_scaled_cosines_are_cosines_times_the_scale() -> None:
+    plain, scaled = sl.CosineLinear(4, 3), sl.ScaledCosine(4, 3, scale=20.0)
+    scaled.load_state_dict(plain.state_dict())
+    features = normal(5, 4).float()
+    torch.testing.assert_close(scaled(features), 20 * plain(features))
+
+
+def test_a_learnt_scale_begins_at_its_value_and_follows_its_gradient() -> None:
+    layer = sl.ScaledCosine(4, 3, scale=20.0, learn_scale=True)
+    features = normal(5, 4).float()
+    scores = layer(features)
+    torch.testing.assert_close(scores, 20 * torch.nn.functional.cosine_similarity(features[:, None], layer.weight, -1))
+    scores.sum().backward()
+    assert layer.log_scale is not None
+    assert layer.log_scale.grad is not None
+    torch.testing.assert_close(layer.log_scale.grad, scores.sum())  # d exp(t) = exp(t)
+
+
+@pytest.mark.parametrize("scale", [0.0, -1.0, float("inf")])
+def test_a_scale_must_be_positive_and_finite(scale: float) -> None:
+    with pytest.raises(sl.ShortlistError, match="scale must"):
+        sl.ScaledCosine(4, 3, scale=scale)

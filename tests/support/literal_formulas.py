@@ -80,3 +80,7 @@ def imbalanced_noised_topk_hinge(
 ) -> Tensor:
     rivals = [kth_largest(row + epsilon * draw, k + 1) for draw in noise.T]
     return (scale * (margin(class_counts, label, max_margin) + sum(rivals) / len(rivals) - row[label])).relu()
+
+
+def log_prior(class_counts: Tensor) -> Tensor:
+    return (class_counts / class_counts.sum(dtype=torch.float64)).log()

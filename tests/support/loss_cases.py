@@ -52,6 +52,10 @@ def _counts_of(scores: Tensor) -> Tensor:
     return class_counts(scores.shape[min(1, scores.dim() - 1)])
 
 
+def _mixed(**shared: Any) -> nn.Module:
+    return sl.MixedLoss([(0.3, sl.TopKHinge(K, **shared)), (0.7, sl.NoisedTopKHinge(K, epsilon=0.5, **shared))])
+
+
 LOSSES = [
     LossCase(
         "topk_error",
@@ -110,6 +114,26 @@ LOSSES = [
         lambda num_classes, **kw: sl.LogitAdjustedLoss(class_counts(num_classes), **kw),
         lambda row, label, _: literal.balanced_softmax(row, label, class_counts(len(row))),
         has_margins=True,
+    ),
+    LossCase(
+        "prior_adjusted",
+        lambda s, y, **kw: sl.PriorAdjusted(sl.SmoothTopKHinge(K, tau=0.5, **kw), _counts_of(s), tau=0.7)(s, y),
+        lambda num_classes, **kw: sl.PriorAdjusted(
+            sl.SmoothTopKHinge(K, tau=0.5, **kw), class_counts(num_classes), tau=0.7
+        ),
+        lambda row, label, _: literal.smooth_topk_hinge(
+            row + 0.7 * literal.log_prior(class_counts(len(row))), label, K, tau=0.5
+        ),
+        has_margins=True,
+    ),
+    LossCase(
+        "mixed",
+        lambda s, y, noise=None, **kw: _mixed(**kw)(s, y, noise=noise),
+        lambda _, **kw: _mixed(**kw),
+        lambda row, label, noise: (
+            0.3 * literal.topk_hinge(row, label, K) + 0.7 * literal.noised_topk_hinge(row, label, K, 0.5, noise)
+        ),
+        noised=True,
     ),
     LossCase(
         "noised_topk_hinge",

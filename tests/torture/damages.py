@@ -283,6 +283,7 @@ HOSTILE_ENTRIES: dict[str, tuple[Damage, ...]] = {
             ("channels", 4),
             ("std", [0]),
             ("mean", "x"),
+            ("fit", ["pad"]),
         )
     ),
     "environment.json": tuple(

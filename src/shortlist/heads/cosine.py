@@ -1,4 +1,4 @@
-"""The cosine layer, and rows scaled to unit length."""
+"""The cosine layers, and rows scaled to unit length."""
 
 import math
 
@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from shortlist.ops.checks import can_read, check_at_least_one, check_features
+from shortlist.ops.checks import can_read, check_at_least_one, check_features, check_positive
 from shortlist.ops.dtypes import widened
 
 
@@ -54,6 +54,49 @@ class CosineLinear(nn.Module):
 
     def extra_repr(self) -> str:
         return f"in_features={self.in_features}, out_features={self.out_features}"
+
+
+class ScaledCosine(CosineLinear):
+    """A last layer whose scores are cosines times a scale: ``s_c = scale <x, w_c> / (|x| |w_c|)``.
+
+    Losses without a scale of their own need it: cross-entropy of scores between -1 and 1 stays large however well the
+    classes are separated.
+
+    Args:
+        in_features: Size D of the features.
+        out_features: Number L of classes.
+        scale: What the cosines are multiplied by.
+        learn_scale: Train the scale, through its logarithm, from this value on.
+
+    Example:
+        >>> head = ScaledCosine(2, 3, scale=10.0)
+        >>> bool((head(torch.randn(4, 2)).abs() <= 10).all())
+        True
+    """
+
+    log_scale: nn.Parameter | None
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        *,
+        scale: float = 30.0,
+        learn_scale: bool = False,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__(in_features, out_features, device=device, dtype=dtype)
+        check_positive("scale", scale)
+        self.scale = scale
+        learnt = nn.Parameter(torch.tensor(math.log(scale), device=device, dtype=dtype)) if learn_scale else None
+        self.register_parameter("log_scale", learnt)
+
+    def forward(self, features: Tensor) -> Tensor:
+        return super().forward(features) * (self.scale if self.log_scale is None else self.log_scale.exp())
+
+    def extra_repr(self) -> str:
+        return f"{super().extra_repr()}, scale={self.scale}, learn_scale={self.log_scale is not None}"
 
 
 def unit_rows(x: Tensor) -> Tensor:

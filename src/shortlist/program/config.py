@@ -20,6 +20,7 @@ FORMAT = 2
 """Number of the layout of ``config.json``; ``upgrade`` reads those before it."""
 
 DataName = Literal["glyphs", "cifar100", "plantnet300k", "imagenet", "imagenet_lt", "folder", "embeddings"]
+Fit = Literal["crop", "pad"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,6 +43,14 @@ class DataConfig:
     """Share of each class held out for validation, if the data has no validation split."""
     augment: Literal["auto", "none"] = "auto"
     """Random crops and flips as usual for the data set, or none."""
+    randaugment: int = 0
+    """Strength of timm's RandAugment, from 1 to 10, for data read from files; 0 is off."""
+    mixup: float = 0.0
+    """Alpha of Mixup, which blends pairs of training images and their labels; 0 is off."""
+    cutmix: float = 0.0
+    """Alpha of CutMix, which pastes a box of one training image into another; 0 is off. With both, one by lot."""
+    fit: Fit = "crop"
+    """How images become square, for data read from files: crop the middle, or pad them, so that nothing is cut off."""
     image_size: int = 0
     """Side of the images in pixels, for data read from files; 0 is the usual size of the data set."""
     on_bad_image: Literal["fail", "skip"] = "fail"
@@ -55,9 +64,14 @@ class DataConfig:
         check_within(self, "imbalance", 1)
         check_within(self, "label_noise", 0, 1)
         check_within(self, "val_fraction", 0, 0.9)
+        check_within(self, "randaugment", 0, 10)
+        check_within(self, "mixup", 0)
+        check_within(self, "cutmix", 0)
         check_within(self, "image_size", 0, 4096)
         check_within(self, "workers", 0, 1024)
-        check_choices(self, "name", "imbalance_kind", "noise_groups", "augment", "on_bad_image")
+        check_choices(self, "name", "imbalance_kind", "noise_groups", "augment", "fit", "on_bad_image")
+        if self.cutmix and self.name == "embeddings":
+            raise ShortlistError(f"data.cutmix must be 0 for embeddings, which have no boxes to cut, got {self.cutmix}")
 
     @property
     def is_named_by_root(self) -> bool:
@@ -71,13 +85,18 @@ class ModelConfig:
 
     name: str = "glyphnet"
     """Any network of timm, or glyphnet, densenet40_40, resnet32 (for CIFAR), or none (for embeddings)."""
-    head: Literal["linear", "cosine"] = "linear"
-    """Last layer: linear, or cosine for the losses with margins."""
+    head: Literal["linear", "cosine", "scaled_cosine"] = "linear"
+    """Last layer: linear, cosine for the losses with margins, or cosines times a scale for all others."""
+    scale: float = 30.0
+    """What a scaled_cosine layer multiplies the cosines by."""
+    learn_scale: bool = False
+    """Train the scale of a scaled_cosine layer too."""
     pretrained: bool = False
     """Start from the pre-trained weights of timm."""
 
     def __post_init__(self) -> None:
         check_choices(self, "head")
+        check_within(self, "scale", 1e-12)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,6 +107,8 @@ class OptimConfig:
     """SGD with Nesterov momentum, or AdamW."""
     lr: float = 0.1
     """Learning rate at the start (after the warm-up)."""
+    head_lr_factor: float = 1.0
+    """Learning rate of the last layer, as a multiple of that of the other layers, such as 10."""
     momentum: float = 0.9
     """Momentum of SGD; the first beta of AdamW."""
     weight_decay: float = 1e-4
@@ -106,6 +127,7 @@ class OptimConfig:
     def __post_init__(self) -> None:
         check_choices(self, "name", "schedule")
         check_within(self, "lr", 0)
+        check_within(self, "head_lr_factor", 0)
         check_within(self, "momentum", 0, 0.9999)
         check_within(self, "decay", 0, 1)
         check_within(self, "weight_decay", 0)
@@ -150,7 +172,7 @@ class TrainConfig:
     compile: bool = False
     """Compile the network with torch.compile."""
     cuda_graph: bool = True
-    """Run a step as one CUDA graph if possible: one GPU, data in memory, no accumulation, not 16-mixed."""
+    """Run a step as one CUDA graph if possible: one GPU, data in memory, no accumulation, no mixing, not 16-mixed."""
     sync_batchnorm: bool = False
     """Share the statistics of batch normalisation between GPUs."""
     ks: tuple[int, ...] = (1, 3, 5)
@@ -197,12 +219,12 @@ class RunConfig:
 
     @property
     def all_ks(self) -> tuple[int, ...]:
-        """Every K that is measured: those of the metrics and that of the loss."""
-        return tuple(sorted({*self.train.ks, self.loss.k}))
+        """Every K that is measured: those of the metrics and those of the loss."""
+        return tuple(sorted({*self.train.ks, *self.loss.ks}))
 
     @property
     def select_metric(self) -> str:
-        return f"macro_top{self.loss.k}" if self.train.select == "auto" else self.train.select
+        return f"macro_top{self.loss.largest_k}" if self.train.select == "auto" else self.train.select
 
     @property
     def corrected_metric(self) -> str | None:
@@ -225,6 +247,17 @@ class RunConfig:
 _HOW_AND_WHERE = ("data.root", "data.workers", "data.on_bad_image", "train.device", "train.eval_batch_size")
 
 NEUTRAL: dict[str, Any] = {
+    "data.randaugment": 0,
+    "data.mixup": 0.0,
+    "data.cutmix": 0.0,
+    "data.fit": "crop",
+    "optim.head_lr_factor": 1.0,
+    "loss.cross_entropy_share": 0.0,
+    "loss.prior": 0.0,
+    "loss.class_weights": "none",
+    "loss.weight_from": 0.0,
+    "model.scale": 30.0,
+    "model.learn_scale": False,
     "train.correct_prior": "auto",  # it changes neither the weights nor the plain results
 }
 """Settings that are younger than the first published results, each with the value that changes nothing. At that value a
@@ -327,7 +360,8 @@ def changed(config: RunConfig, changes: Changes) -> RunConfig:
     """
     settings = to_dict(config)
     if changes.get("loss.name", config.loss.name) != config.loss.name:
-        settings["loss"] = {"k": config.loss.k}
+        takes_several = getattr(LOSSES.get(changes["loss.name"]), "takes_several_k", False)
+        settings["loss"] = {"k": config.loss.k if takes_several else config.loss.largest_k}
     for name, value in changes.items():
         section, _, setting = name.rpartition(".")
         if section and not isinstance(settings.get(section), dict):

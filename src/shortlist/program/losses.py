@@ -4,6 +4,8 @@ Its fields are the settings of the loss, with the defaults of the Module. It als
 people call the loss, and what a search tries. This is all the program knows of a loss: a new one needs its function
 (``shortlist.functional``), its Module (``shortlist.losses``), a dataclass here, and a line in the tests.
 
+The settings that every loss has (``COMMON``) are built around the Module: cross-entropy, the prior, class weights.
+
 Standard library only, so that any machine can read a configuration; ``build`` alone needs torch. The attribute
 docstrings are the help of the command line.
 """
@@ -12,10 +14,10 @@ import dataclasses
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from shortlist.errors import ShortlistError
-from shortlist.program.settings import check_within
+from shortlist.program.settings import check_choices, check_within
 from shortlist.program.text import did_you_mean
 
 if TYPE_CHECKING:
@@ -43,6 +45,9 @@ class Range:
 LOSSES: "dict[str, type[LossConfig]]" = {}
 """Every loss by its name."""
 
+COMMON = ("cross_entropy_share", "prior", "class_weights", "weight_from")
+"""Settings that are not the Module's own."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class LossConfig:
@@ -60,11 +65,23 @@ class LossConfig:
     """True if the loss spreads cosines with a scale of its own."""
     uses_k: ClassVar[bool] = False
     """True if K is part of the loss, and not only of the metric that picks the best epoch."""
+    takes_several_k: ClassVar[bool] = False
+    """True if the loss can be made for several K at once."""
+    contains_prior: ClassVar[bool] = False
+    """True if the prior is part of the loss itself."""
 
     name: str = ""
     """Which loss to train with. Another loss starts from its own defaults."""
-    k: int = 5
-    """K, the number of suggestions. Top-K losses are made for it, and the best epoch is picked at it."""
+    k: int | tuple[int, ...] = 5
+    """K, the number of suggestions; the best epoch is picked at it. Some losses take several, such as 1 3 5."""
+    cross_entropy_share: float = 0.0
+    """Share of cross-entropy in the loss, from 0 to 1. It keeps a network learning where a top-K loss is satisfied."""
+    prior: float = 0.0
+    """How much of the log class frequencies to add to the scores in training; with 1, rare classes count like others."""
+    class_weights: Literal["none", "inverse", "effective"] = "none"
+    """Weights of the classes in the loss: one over the number of their images, or over the effective number."""
+    weight_from: float = 0.0
+    """Share of the run after which the class weights start, such as 0.8; before that all classes weigh the same."""
 
     def __init_subclass__(cls) -> None:
         if name := cls.__dict__.get("name"):
@@ -74,7 +91,13 @@ class LossConfig:
         if LOSSES.get(self.name) is not type(self):
             self.kind_called(self.name)
             raise ShortlistError(f"{type(self).__name__} must have the name {type(self).name}, got {self.name}")
-        check_within(self, "k", 1)
+        self._check_ks()
+        check_within(self, "cross_entropy_share", 0, 1)
+        check_within(self, "prior", 0)
+        check_within(self, "weight_from", 0, 1)
+        check_choices(self, "class_weights")
+        if self.prior and self.contains_prior:
+            raise ShortlistError(f"loss.prior must be 0 for {self.name}, which contains the prior, got {self.prior}")
         for name in {"epsilon", "tau", "gamma", "max_margin"} & self.settings().keys():
             check_within(self, name, 0)
         if "scale" in self.settings():
@@ -82,6 +105,23 @@ class LossConfig:
         n_samples = self.settings().get("n_samples", math.inf)
         if n_samples != math.inf and not (n_samples >= 1 and n_samples == int(n_samples)):
             raise ShortlistError(f"loss.n_samples must be a whole number >= 1, or inf, got {n_samples}")
+
+    def _check_ks(self) -> None:
+        if not self.ks or not all(isinstance(k, int) and k >= 1 for k in self.ks) or len({*self.ks}) < len(self.ks):
+            raise ShortlistError(f"loss.k must be a whole number >= 1, or several different ones, got {self.k!r}")
+        if len(self.ks) > 1 and not self.takes_several_k:
+            raise ShortlistError(f"loss.k must be one number for {self.name}, got {' '.join(map(str, self.ks))}")
+        # One way to write the same: a single K is a number, several are in order.
+        object.__setattr__(self, "k", self.ks[0] if len(self.ks) == 1 else tuple(sorted(self.ks)))
+
+    @property
+    def ks(self) -> tuple[int, ...]:
+        """Every K of the loss."""
+        return self.k if isinstance(self.k, tuple) else (self.k,)
+
+    @property
+    def largest_k(self) -> int:
+        return max(self.ks)
 
     @staticmethod
     def kind_called(name: Any) -> "type[LossConfig]":
@@ -94,13 +134,45 @@ class LossConfig:
 
     def settings(self) -> dict[str, Any]:
         """The arguments of the Module beside the class counts."""
-        unused = {"name"} if self.uses_k else {"name", "k"}
+        unused = {"name", *COMMON} | (set() if self.uses_k else {"k"})
         names = [field.name for field in dataclasses.fields(self) if field.name not in unused]
         return {name: getattr(self, name) for name in names}
 
     def build(self, class_counts: "Tensor") -> "nn.Module":
-        """The loss for classes with these numbers of training images."""
+        """The loss for classes with these numbers of training images.
+
+        Class weights are ones: they change during a run, which sets them (``training.class_weights``).
+        """
+        import torch
+
+        from shortlist.composed_losses import MixedLoss, PriorAdjusted
+
+        weight = None if self.class_weights == "none" else torch.ones(len(class_counts))
+        share = self.cross_entropy_share
+        if share == 1:
+            loss = self._cross_entropy(class_counts, weight)
+        elif share > 0:
+            parts = [
+                (share, self._cross_entropy(class_counts, weight)),
+                (1 - share, self._module(class_counts, weight)),
+            ]
+            loss = MixedLoss(parts)
+        else:
+            loss = self._module(class_counts, weight)
+        if self.prior:
+            # The prior belongs to the scores that a softmax sees, which for cosines are those times the scale.
+            loss = PriorAdjusted(loss, class_counts, tau=self.prior / self.settings().get("scale", 1.0))
+        return loss
+
+    def _module(self, class_counts: "Tensor", weight: "Tensor | None") -> "nn.Module":
+        """The loss itself."""
         raise NotImplementedError
+
+    def _cross_entropy(self, class_counts: "Tensor", weight: "Tensor | None") -> "nn.Module":
+        """Cross-entropy of the same scores."""
+        from torch import nn
+
+        return nn.CrossEntropyLoss(weight)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,10 +180,8 @@ class CrossEntropyConfig(LossConfig):
     label: ClassVar[str] = "Cross-entropy"
     name: str = "cross_entropy"
 
-    def build(self, class_counts: "Tensor") -> "nn.Module":
-        from torch import nn
-
-        return nn.CrossEntropyLoss()
+    def _module(self, class_counts: "Tensor", weight: "Tensor | None") -> "nn.Module":
+        return self._cross_entropy(class_counts, weight)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,45 +193,59 @@ class FocalConfig(LossConfig):
     gamma: float = 2.0
     """Focus: how much less an example counts that is already classified well."""
 
-    def build(self, class_counts: "Tensor") -> "nn.Module":
+    def _module(self, class_counts: "Tensor", weight: "Tensor | None") -> "nn.Module":
         from shortlist.losses import FocalLoss
 
-        return FocalLoss(**self.settings())
+        return FocalLoss(**self.settings(), weight=weight)
 
 
 _MARGINS = (0.2, 0.3, 0.4, 0.5)
 
 
 @dataclass(frozen=True, kw_only=True)
-class LDAMConfig(LossConfig):
+class _CosineConfig(LossConfig):
+    takes_cosines: ClassVar[bool] = True
+    max_margin: float
+    """Margin of the rarest class."""
+    scale: float
+    """What the cosines are multiplied by."""
+
+    def _cross_entropy(self, class_counts: "Tensor", weight: "Tensor | None") -> "nn.Module":
+        from shortlist.losses import LDAMLoss
+
+        return LDAMLoss(class_counts, max_margin=0.0, scale=self.scale, weight=weight)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LDAMConfig(_CosineConfig):
     label: ClassVar[str] = "LDAM"
     paper_grid: ClassVar[Mapping[str, tuple[float, ...]]] = {"max_margin": _MARGINS}
     ranges: ClassVar[Mapping[str, Range]] = {"max_margin": Range(0.0, 0.8), "scale": Range(10.0, 100.0, log=True)}
-    takes_cosines: ClassVar[bool] = True
     name: str = "ldam"
     max_margin: float = 0.5
     """Margin of the rarest class."""
     scale: float = 30.0
     """What the cosines are multiplied by."""
 
-    def build(self, class_counts: "Tensor") -> "nn.Module":
+    def _module(self, class_counts: "Tensor", weight: "Tensor | None") -> "nn.Module":
         from shortlist.losses import LDAMLoss
 
-        return LDAMLoss(class_counts, **self.settings())
+        return LDAMLoss(class_counts, **self.settings(), weight=weight)
 
 
 @dataclass(frozen=True, kw_only=True)
 class LogitAdjustedConfig(LossConfig):
     label: ClassVar[str] = "Logit adjustment"
     ranges: ClassVar[Mapping[str, Range]] = {"tau": Range(0.0, 3.0)}
+    contains_prior: ClassVar[bool] = True
     name: str = "logit_adjusted"
     tau: float = 1.0
     """How much of the class frequencies to correct for: 0 nothing, 1 all."""
 
-    def build(self, class_counts: "Tensor") -> "nn.Module":
+    def _module(self, class_counts: "Tensor", weight: "Tensor | None") -> "nn.Module":
         from shortlist.losses import LogitAdjustedLoss
 
-        return LogitAdjustedLoss(class_counts, **self.settings())
+        return LogitAdjustedLoss(class_counts, **self.settings(), weight=weight)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -169,12 +253,13 @@ class BalancedSoftmaxConfig(LossConfig):
     """Logit adjustment with tau = 1."""
 
     label: ClassVar[str] = "Balanced softmax"
+    contains_prior: ClassVar[bool] = True
     name: str = "balanced_softmax"
 
-    def build(self, class_counts: "Tensor") -> "nn.Module":
+    def _module(self, class_counts: "Tensor", weight: "Tensor | None") -> "nn.Module":
         from shortlist.losses import LogitAdjustedLoss
 
-        return LogitAdjustedLoss(class_counts)
+        return LogitAdjustedLoss(class_counts, weight=weight)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -183,10 +268,10 @@ class TopKHingeConfig(LossConfig):
     uses_k: ClassVar[bool] = True
     name: str = "topk_hinge"
 
-    def build(self, class_counts: "Tensor") -> "nn.Module":
+    def _module(self, class_counts: "Tensor", weight: "Tensor | None") -> "nn.Module":
         from shortlist.losses import TopKHinge
 
-        return TopKHinge(**self.settings())
+        return TopKHinge(**self.settings(), weight=weight)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -195,10 +280,10 @@ class ConvexTopKHingeConfig(LossConfig):
     uses_k: ClassVar[bool] = True
     name: str = "convex_topk_hinge"
 
-    def build(self, class_counts: "Tensor") -> "nn.Module":
+    def _module(self, class_counts: "Tensor", weight: "Tensor | None") -> "nn.Module":
         from shortlist.losses import ConvexTopKHinge
 
-        return ConvexTopKHinge(**self.settings())
+        return ConvexTopKHinge(**self.settings(), weight=weight)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -207,10 +292,10 @@ class CalibratedTopKHingeConfig(LossConfig):
     uses_k: ClassVar[bool] = True
     name: str = "calibrated_topk_hinge"
 
-    def build(self, class_counts: "Tensor") -> "nn.Module":
+    def _module(self, class_counts: "Tensor", weight: "Tensor | None") -> "nn.Module":
         from shortlist.losses import CalibratedTopKHinge
 
-        return CalibratedTopKHinge(**self.settings())
+        return CalibratedTopKHinge(**self.settings(), weight=weight)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -223,15 +308,16 @@ class SmoothTopKHingeConfig(LossConfig):
     tau: float = 1.0
     """Temperature of the smoothing."""
 
-    def build(self, class_counts: "Tensor") -> "nn.Module":
+    def _module(self, class_counts: "Tensor", weight: "Tensor | None") -> "nn.Module":
         from shortlist.losses import SmoothTopKHinge
 
-        return SmoothTopKHinge(**self.settings())
+        return SmoothTopKHinge(**self.settings(), weight=weight)
 
 
 @dataclass(frozen=True, kw_only=True)
 class _NoisedConfig(LossConfig):
     uses_k: ClassVar[bool] = True
+    takes_several_k: ClassVar[bool] = True
     epsilon: float = 0.2
     """Scale of the noise."""
     n_samples: float = 5
@@ -250,14 +336,14 @@ class NoisedTopKHingeConfig(_NoisedConfig):
     ranges: ClassVar[Mapping[str, Range]] = {"epsilon": Range(0.01, 10.0, log=True)}
     name: str = "noised_topk_hinge"
 
-    def build(self, class_counts: "Tensor") -> "nn.Module":
+    def _module(self, class_counts: "Tensor", weight: "Tensor | None") -> "nn.Module":
         from shortlist.losses import NoisedTopKHinge
 
-        return NoisedTopKHinge(**self.settings())
+        return NoisedTopKHinge(**self.settings(), weight=weight)
 
 
 @dataclass(frozen=True, kw_only=True)
-class ImbalancedNoisedTopKHingeConfig(_NoisedConfig):
+class ImbalancedNoisedTopKHingeConfig(_CosineConfig, _NoisedConfig):
     label: ClassVar[str] = "Imbalanced noised top-K hinge"
     paper_grid: ClassVar[Mapping[str, tuple[float, ...]]] = {"max_margin": _MARGINS, "epsilon": (0.01, 0.05, 0.1)}
     ranges: ClassVar[Mapping[str, Range]] = {  # of cosines, which are smaller than scores
@@ -265,7 +351,6 @@ class ImbalancedNoisedTopKHingeConfig(_NoisedConfig):
         "epsilon": Range(0.001, 1.0, log=True),
         "scale": Range(10.0, 100.0, log=True),
     }
-    takes_cosines: ClassVar[bool] = True
     name: str = "imbalanced_noised_topk_hinge"
     epsilon: float = 0.01
     """Scale of the noise."""
@@ -274,7 +359,7 @@ class ImbalancedNoisedTopKHingeConfig(_NoisedConfig):
     scale: float = 50.0
     """What the cosines are multiplied by."""
 
-    def build(self, class_counts: "Tensor") -> "nn.Module":
+    def _module(self, class_counts: "Tensor", weight: "Tensor | None") -> "nn.Module":
         from shortlist.losses import ImbalancedNoisedTopKHinge
 
-        return ImbalancedNoisedTopKHinge(class_counts, **self.settings())
+        return ImbalancedNoisedTopKHinge(class_counts, **self.settings(), weight=weight)

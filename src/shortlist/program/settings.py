@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import math
+import types
 import typing
 from typing import Any, ClassVar, Literal, Protocol, get_args
 
@@ -28,9 +29,9 @@ def check_within(settings: Section, name: str, low: float, high: float = math.in
 
 def check_choices(settings: Section, *names: str) -> None:
     """Check fields whose type is a ``Literal``."""
-    types = _field_types(type(settings))
+    fields = _field_types(type(settings))
     for name in names:
-        choices, value = get_args(types[name]), getattr(settings, name)
+        choices, value = get_args(fields[name]), getattr(settings, name)
         if value not in choices:
             raise ShortlistError(
                 f"{settings.section}.{name} must be one of {', '.join(choices)}, got {value!r}"
@@ -64,11 +65,14 @@ def from_plain(kind: Any, value: Any, path: str = "") -> Any:
             raise ShortlistError(f"{name} must hold named fields, got {value!r}")
         if hasattr(kind, "kind_called") and "name" in value:
             kind = kind.kind_called(value["name"])
-        types = _field_types(kind)
+        fields = _field_types(kind)
         for field in value:
-            if field not in types:
-                raise ShortlistError(f"there is no setting {_joined(path, field)}{did_you_mean(field, types)}")
-        return kind(**{field: from_plain(types[field], item, _joined(path, field)) for field, item in value.items()})
+            if field not in fields:
+                raise ShortlistError(f"there is no setting {_joined(path, field)}{did_you_mean(field, fields)}")
+        return kind(**{field: from_plain(fields[field], item, _joined(path, field)) for field, item in value.items()})
+    if isinstance(kind, types.UnionType):  # one number, or a list of them
+        one, several = get_args(kind)
+        kind = several if isinstance(value, list | tuple) else one
     if typing.get_origin(kind) is tuple:
         if not isinstance(value, list | tuple):
             raise ShortlistError(f"{name} must be a list, got {value!r}")

@@ -6,7 +6,7 @@ import pytest
 
 from shortlist import ShortlistError
 from shortlist.program.config import ModelConfig, TrainConfig
-from shortlist.program.losses import CrossEntropyConfig
+from shortlist.program.losses import CrossEntropyConfig, LDAMConfig
 from shortlist.program.training.loop import train
 from tests.support.pictures import put_classes
 from tests.support.small_runs import photos_config, small_config, write_embeddings
@@ -20,10 +20,13 @@ def test_a_metric_of_no_class_is_refused_before_training(tmp_path: Path) -> None
     assert not (tmp_path / "run").exists()
 
 
-def test_cosines_without_a_scale_are_refused(tmp_path: Path) -> None:
+def test_cosines_are_scaled_once(tmp_path: Path) -> None:
     data = write_embeddings(tmp_path / "points.npz", images=20)
     config = small_config(data, model=ModelConfig(name="none", head="cosine"), loss=CrossEntropyConfig())
-    with pytest.raises(ShortlistError, match=r"model\.head must be linear for cross_entropy"):
+    with pytest.raises(ShortlistError, match=r"model\.head must be linear or scaled_cosine for cross_entropy"):
+        train(config, folder=tmp_path / "run", quiet=True)
+    config = small_config(data, model=ModelConfig(name="none", head="scaled_cosine"), loss=LDAMConfig(k=2))
+    with pytest.raises(ShortlistError, match=r"model\.head must be cosine for ldam"):
         train(config, folder=tmp_path / "run", quiet=True)
 
 

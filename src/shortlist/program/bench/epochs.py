@@ -72,7 +72,7 @@ def _measured(bench: Bench, entry: str, config: RunConfig) -> Measurement:
         dtype="bfloat16" if config.train.precision == "bf16-mixed" else "float32",
         N=config.train.batch_size,
         L=num_classes,
-        K=loss.k if loss.uses_k else None,
+        K=loss.largest_k if loss.uses_k else None,
         B=int(loss.n_samples) if isinstance(loss, NoisedTopKHingeConfig) else None,
         epsilon=loss.epsilon if isinstance(loss, NoisedTopKHingeConfig) else None,
     )

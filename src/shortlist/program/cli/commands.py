@@ -233,7 +233,7 @@ def predict(arguments: list[str]) -> None:
     if unused:
         which = counted(len(unused), "file that is not an image", "files that are not images")
         say(f"left out {which}: {some_of([str(path) for path in unused])}")
-    k = run.config.loss.k if parsed.k is None else parsed.k
+    k = run.config.loss.largest_k if parsed.k is None else parsed.k
     if k < 1:
         raise ShortlistError(f"-k must be at least 1, got {k}")
     predictor = Predictor(run, parsed.device, correct=parsed.correction)

@@ -46,7 +46,7 @@ def results_table(runs: Sequence[RunFolder]) -> Table:
     table.add_column("loss", overflow="fold")
     config = runs[0].config
     columns = [f"{average}_top{k}" for average in ("micro", "macro") for k in config.train.ks]
-    columns += [f"{group}_top{config.loss.k}" for group in ("few", "medium", "many")]
+    columns += [f"{group}_top{config.loss.largest_k}" for group in ("few", "medium", "many")]
     for name in (*columns, "seconds"):
         table.add_column(name.replace("_", "\n"), justify="right", no_wrap=True)
     for run in runs:

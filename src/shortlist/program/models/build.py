@@ -6,19 +6,19 @@ import torch
 from torch import Tensor, nn
 
 from shortlist.errors import ShortlistError
-from shortlist.heads.cosine import CosineLinear
+from shortlist.heads.cosine import CosineLinear, ScaledCosine
 from shortlist.program.config import ModelConfig
 from shortlist.program.models.cifar import DenseNetBC, ResNet
 from shortlist.program.text import did_you_mean
 
 
 class Classifier(nn.Module):
-    """A backbone and a linear or cosine layer that scores its features."""
+    """A backbone and a last layer that scores its features."""
 
-    def __init__(self, backbone: nn.Module, num_features: int, num_classes: int, *, cosine: bool) -> None:
+    def __init__(self, backbone: nn.Module, head: nn.Module) -> None:
         super().__init__()
         self.backbone = backbone
-        self.head = CosineLinear(num_features, num_classes) if cosine else nn.Linear(num_features, num_classes)
+        self.head = head
 
     def forward(self, inputs: Tensor) -> Tensor:
         features = self.backbone(inputs)
@@ -49,7 +49,15 @@ def build_model(config: ModelConfig, input_shape: tuple[int, ...], num_classes: 
         num_features = backbone.num_features
     else:
         backbone, num_features = _from_timm(config, input_shape)
-    return Classifier(backbone, num_features, num_classes, cosine=config.head == "cosine")
+    return Classifier(backbone, _head(config, num_features, num_classes))
+
+
+def _head(config: ModelConfig, num_features: int, num_classes: int) -> nn.Module:
+    if config.head == "cosine":
+        return CosineLinear(num_features, num_classes)
+    if config.head == "scaled_cosine":
+        return ScaledCosine(num_features, num_classes, scale=config.scale, learn_scale=config.learn_scale)
+    return nn.Linear(num_features, num_classes)
 
 
 def load_weights(model: nn.Module, weights: Any, error: str) -> None:

@@ -135,7 +135,7 @@ class Comparison:
     @property
     def main_k(self) -> int | None:
         """The K shown first: that of the losses if they agree, otherwise the largest in common."""
-        of_losses = {setup.config.loss.k for setup in self.finished}
+        of_losses = {setup.config.loss.largest_k for setup in self.finished}
         if len(of_losses) == 1 and of_losses <= set(self.ks):
             return of_losses.pop()
         return self.ks[-1] if self.ks else None

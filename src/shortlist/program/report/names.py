@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from shortlist.program.config import RunConfig, identity, to_dict
-from shortlist.program.losses import LOSSES, LossConfig
+from shortlist.program.losses import COMMON, LOSSES, LossConfig
 
 _SYMBOLS = {
     "k": "K",
@@ -15,6 +15,10 @@ _SYMBOLS = {
     "gamma": "\N{GREEK SMALL LETTER GAMMA}",
     "max_margin": "margin",
     "scale": "scale",
+    "cross_entropy_share": "share of cross-entropy",
+    "prior": "prior",
+    "class_weights": "class weights",
+    "weight_from": "weights from",
 }
 
 
@@ -26,7 +30,8 @@ def loss_settings(loss: LossConfig) -> str:
         >>> loss_settings(NoisedTopKHingeConfig(k=5, epsilon=0.2, n_samples=10))
         'K = 5, ε = 0.2, B = 10'
     """
-    return ", ".join(f"{_SYMBOLS[name]} = {value:g}" for name, value in loss.settings().items())
+    changed = {name: getattr(loss, name) for name in COMMON if getattr(loss, name) != getattr(type(loss), name)}
+    return ", ".join(f"{_SYMBOLS[name]} = {shown(value)}" for name, value in (loss.settings() | changed).items())
 
 
 def settings(config: RunConfig) -> dict[str, Any]:
@@ -40,7 +45,7 @@ def settings(config: RunConfig) -> dict[str, Any]:
 
 def shown(value: Any) -> str:
     """A value as a person would type it."""
-    if isinstance(value, list):
+    if isinstance(value, list | tuple):
         return ", ".join(map(shown, value)) or "none"
     if isinstance(value, float):
         return f"{value:g}"

@@ -4,9 +4,10 @@ import dataclasses
 import reprlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, get_args
 
 from shortlist.errors import ShortlistError
+from shortlist.program.config import Fit
 from shortlist.program.data.base import SPLITS, DataFacts, LabelNoise, Preprocess, Problem, Thinning
 from shortlist.program.runs.checks import METRIC, are_metrics, is_number, is_text, is_whole
 from shortlist.program.runs.folder import RunFolder
@@ -97,7 +98,9 @@ def read_preprocess(run: RunFolder) -> Preprocess:
     )
     if 0 in std:
         raise record.damaged(f"std must not be 0, got {std!r}")
-    return Preprocess(channels, resize, crop, tuple(mean), tuple(std))
+    # Older versions recorded no fit: they always cropped.
+    fit: Fit = record.optional("fit", lambda value: value in get_args(Fit), "crop or pad") or "crop"
+    return Preprocess(channels, resize, crop, tuple(mean), tuple(std), fit)
 
 
 def read_result(run: RunFolder) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from shortlist.program.data.base import Problem, training_plan
 from shortlist.program.data.catalogue import load_problem
 from shortlist.program.models.build import build_model
 from shortlist.program.seeds import mix_seed
+from shortlist.program.training.mixing import Mixing
 from shortlist.program.training.step import AUGMENT, INIT, ORDER, Step, scales_gradients
 
 
@@ -44,7 +45,7 @@ class Parts:
     def batches(self, epoch: int, done: int = 0) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         """This rank's training batches of an epoch, without those of the first ``done`` steps."""
         plan = _plan(self.config, self.fabric, self.problem, epoch)[done:]
-        augment_seed = None if self.config.data.augment == "none" else mix_seed(self.config.seed, AUGMENT, epoch)
+        augment_seed = mix_seed(self.config.seed, AUGMENT, epoch)
         return self.problem.train.batches([part for parts in plan for part in parts], self.fabric.device, augment_seed)
 
 
@@ -55,7 +56,7 @@ def build(config: RunConfig, folder: Path) -> Parts:
         ShortlistError: Data, settings or device that cannot be used.
     """
     fabric = _fabric(config)
-    _refuse_cosines_without_scale(config)
+    _refuse_other_layer(config)
     problem = load_problem(config.data)
     problem.refuse_run_folder(folder)
     _refuse_large_ks(config, len(problem.classes))
@@ -74,27 +75,31 @@ def build(config: RunConfig, folder: Path) -> Parts:
         network = network.to(memory_format=torch.channels_last)
     model: Any = torch.compile(network) if config.train.compile else network
     fused = fabric.device.type == "cuda" and not scales_gradients(config)
-    model, optimizer = fabric.setup(model, build_optimizer(config.optim, model, fused=fused))
+    model, optimizer = fabric.setup(model, build_optimizer(config.optim, network, fused=fused))
     steps = len(_plan(config, fabric, problem, 0))
     if steps == 0:
         raise ShortlistError(
             f"train.batch_size must leave at least one step: {len(problem.train)} training images, "
             f"{fabric.world_size} ranks of {config.train.accumulate} parts"
         )
-    step = Step(config, fabric, network, model, loss, optimizer, problem.train, steps)
+    mixing = Mixing(config.data, len(problem.classes)) if config.data.mixup or config.data.cutmix else None
+    step = Step(config, fabric, network, model, loss, optimizer, problem.train, steps, mixing)
     return Parts(config, fabric, problem, network, model, loss, optimizer, step, steps)
 
 
-def _refuse_cosines_without_scale(config: RunConfig) -> None:
-    """Raise an error if the scores are cosines and the loss has no scale.
+def _refuse_other_layer(config: RunConfig) -> None:
+    """Raise an error if the loss does not fit the last layer.
 
-    Cross-entropy of scores between -1 and 1 stays large however well the classes are separated.
+    Cross-entropy of scores between -1 and 1 stays large however well the classes are separated, and a loss that scales
+    cosines itself would scale them twice.
     """
-    if config.model.head == "cosine" and not config.loss.takes_cosines:
+    head, loss = config.model.head, config.loss
+    if head == "cosine" and not loss.takes_cosines:
         raise ShortlistError(
-            f"model.head must be linear for {config.loss.name}, which has no scale for cosines; "
-            "for cross-entropy of scaled cosines, use loss.name ldam with loss.max_margin 0"
+            f"model.head must be linear or scaled_cosine for {loss.name}, which has no scale for cosines, got cosine"
         )
+    if head == "scaled_cosine" and loss.takes_cosines:
+        raise ShortlistError(f"model.head must be cosine for {loss.name}, which has a scale of its own, got {head}")
 
 
 def _refuse_large_ks(config: RunConfig, classes: int) -> None:
@@ -102,11 +107,11 @@ def _refuse_large_ks(config: RunConfig, classes: int) -> None:
     if classes < 2:
         raise ShortlistError(f"the data must have at least 2 classes, got {classes}")
     k, ks = config.loss.k, config.train.ks
-    if k >= classes or max(ks) > classes:
-        smaller = [str(k) for k in ks if k < classes] or ["1"]
+    if config.loss.largest_k >= classes or max(ks) > classes:
+        of_loss, measured = (sorted({min(k, classes - 1) for k in some}) for some in (config.loss.ks, ks))
         raise ShortlistError(
             f"loss.k must be below the number of classes, {classes}, and no train.ks above it, got {k} and {ks}: "
-            f"try --loss.k {min(k, classes - 1)} --train.ks {' '.join(smaller)}"
+            f"try --loss.k {' '.join(map(str, of_loss))} --train.ks {' '.join(map(str, measured))}"
         )
 
 
@@ -116,11 +121,25 @@ def undefined_metric(config: RunConfig) -> ShortlistError:
     )
 
 
-def build_optimizer(config: OptimConfig, model: nn.Module, *, fused: bool) -> Optimizer:
+def build_optimizer(config: OptimConfig, network: nn.Module, *, fused: bool) -> Optimizer:
+    """The optimiser. Each group of parameters has an ``lr_factor``, by which the step multiplies the learning rate."""
+    groups = _parameter_groups(network, config.head_lr_factor)
     options: dict[str, Any] = {"lr": config.lr, "weight_decay": config.weight_decay, "fused": fused or None}
     if config.name == "adamw":
-        return AdamW(model.parameters(), betas=(config.momentum, 0.999), **options)
-    return SGD(model.parameters(), momentum=config.momentum, nesterov=config.momentum > 0, **options)
+        return AdamW(groups, betas=(config.momentum, 0.999), **options)
+    return SGD(groups, momentum=config.momentum, nesterov=config.momentum > 0, **options)
+
+
+def _parameter_groups(network: nn.Module, head_lr_factor: float) -> list[dict[str, Any]]:
+    """One group, or two if the head has a learning rate of its own; the parameters are in the same order.
+
+    Embeddings have no backbone, and therefore no first group.
+    """
+    if head_lr_factor == 1:
+        return [{"params": list(network.parameters()), "lr_factor": 1.0}]
+    backbone, head = (list(network.get_submodule(part).parameters()) for part in ("backbone", "head"))
+    groups = [{"params": backbone, "lr_factor": 1.0}, {"params": head, "lr_factor": head_lr_factor}]
+    return [group for group in groups if group["params"]]
 
 
 def _fabric(config: RunConfig) -> lightning_fabric.Fabric:

@@ -38,6 +38,7 @@ from shortlist.program.text import some_of
 from shortlist.program.training.build import Parts, build, undefined_metric
 from shortlist.program.training.callbacks import Callback, ProgressDisplay, TensorBoard
 from shortlist.program.training.checkpoint import Position, lines_of, restore, training_state
+from shortlist.program.training.class_weights import set_class_weights
 from shortlist.program.training.evaluate import Evaluation, evaluate, numbers_of, validation_scores
 from shortlist.program.training.signals import StopRequests, stop_requests
 from shortlist.program.training.step import uncompiled
@@ -252,6 +253,7 @@ class Trainer:
         """Train to the end of the epoch, or raise ``Interrupted``; True if a stop was asked for at its last step."""
         position, parts = self.position, self.parts
         batches = parts.batches(position.epoch, position.step)
+        set_class_weights(parts.loss, self.config, self.problem.class_counts, position.epoch)
         parts.model.train()
         parts.step.loss_sum.fill_(position.loss_sum)
         self._began, self._seconds_before, self._images_before = time.monotonic(), position.seconds, position.images
