@@ -182,6 +182,7 @@ class Trainer:
             classes=int(correction.classes),
             num_classes=correction.num_classes,
             val=numbers_of(metrics),
+            best_sha256=file_digest(self.run.path / BEST),
         )
         self.say(f"scores are corrected for class sizes: {chosen}")
         if self.writes:
