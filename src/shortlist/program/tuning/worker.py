@@ -197,13 +197,13 @@ class Worker:
 
     def _trainer(self, config: RunConfig, run: RunFolder, report: Callback) -> Trainer:
         try:
-            parts = build(config, run.path)
+            parts = build(config, run.path, callbacks=self._callbacks)
         except ShortlistError as error:
             with suppress(ShortlistError):
                 build(self._config, run.path)  # fails too, unless the trial's own settings are the cause
                 raise TrialPruned(str(error)) from error
             raise
-        return Trainer(parts, run, quiet=True, callbacks=[report, *self._callbacks])
+        return Trainer(parts, run, callbacks=[report, *self._callbacks])
 
     def _queue_missing_points(self) -> None:
         present = [settings_of(trial) for trial in living_trials(self._study)]
