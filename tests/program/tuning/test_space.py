@@ -41,7 +41,8 @@ def test_given_values_join_or_replace_the_grid_and_span_what_is_sampled() -> Non
     assert from_zero == Range(0.0, 0.1), "zero has no logarithm"
     without_grid = recipes.build("plantnet_table5_noised_k5")
     assert search_axes(without_grid, search=["optim.lr=0.05,0.2"]) == {"optim.lr": (0.05, 0.2)}, "only these values"
-    assert search_axes(without_grid) == {"loss.epsilon": LOSSES["noised_topk_hinge"].ranges["epsilon"]}
+    ranges = LOSSES["noised_topk_hinge"].ranges
+    assert search_axes(without_grid) == {"loss.epsilon": ranges["epsilon"], "loss.margin": ranges["margin"]}
 
 
 def test_what_was_set_is_not_searched_unless_asked_for() -> None:
@@ -61,15 +62,21 @@ def test_what_was_set_is_not_searched_unless_asked_for() -> None:
 
 
 @pytest.mark.parametrize(
-    ("recipe", "setting", "message"),
+    ("recipe", "settings", "message"),
     [
-        ("plantnet_table5_ldam_k5", "loss.max_margin", "ldam .* --search loss.max_margin=0.2,0.5"),
-        ("plantnet_table5_noised_k5", "loss.epsilon", "noised_topk_hinge.* --search loss.epsilon=0.01,10"),
+        ("plantnet_table5_ldam_k5", ["loss.max_margin"], "ldam .* --search loss.max_margin=0.2,0.5"),
+        (
+            "plantnet_table5_noised_k5",
+            ["loss.epsilon", "loss.margin"],
+            "noised_topk_hinge.* --search loss.epsilon=0.01,10",
+        ),
     ],
 )
-def test_if_all_was_set_it_takes_a_search_to_have_something_to_try(recipe: str, setting: str, message: str) -> None:
-    config = changed(recipes.build(recipe), {setting: 0.7})
-    with pytest.raises(ShortlistError, match=f"{setting} .*{message}"):
+def test_if_all_was_set_it_takes_a_search_to_have_something_to_try(
+    recipe: str, settings: list[str], message: str
+) -> None:
+    config = changed(recipes.build(recipe), dict.fromkeys(settings, 0.7))
+    with pytest.raises(ShortlistError, match=f"{settings[0]}.* {message}"):
         search_axes(config)
     assert search_axes(config, search=["optim.lr=0.1"]) == {"optim.lr": (0.1,)}
 

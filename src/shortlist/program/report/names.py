@@ -4,15 +4,17 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
-from shortlist.program.config import RunConfig, identity, to_dict
+from shortlist.program.config import NEUTRAL, RunConfig, identity, to_dict
 from shortlist.program.losses import COMMON, LOSSES, LossConfig
 
 _SYMBOLS = {
     "k": "K",
     "epsilon": "ε",
+    "relative": "relative ε",
     "n_samples": "B",
     "tau": "τ",
     "gamma": "\N{GREEK SMALL LETTER GAMMA}",
+    "margin": "margin",
     "max_margin": "margin",
     "scale": "scale",
     "cross_entropy_share": "share of cross-entropy",
@@ -23,15 +25,16 @@ _SYMBOLS = {
 
 
 def loss_settings(loss: LossConfig) -> str:
-    """The settings of the loss itself.
+    """The settings of the loss itself, without those that change nothing.
 
     Example:
         >>> from shortlist.program.losses import NoisedTopKHingeConfig
         >>> loss_settings(NoisedTopKHingeConfig(k=5, epsilon=0.2, n_samples=10))
         'K = 5, ε = 0.2, B = 10'
     """
-    changed = {name: getattr(loss, name) for name in COMMON if getattr(loss, name) != getattr(type(loss), name)}
-    return ", ".join(f"{_SYMBOLS[name]} = {shown(value)}" for name, value in (loss.settings() | changed).items())
+    every = loss.settings() | {name: getattr(loss, name) for name in COMMON}
+    told = {name: value for name, value in every.items() if NEUTRAL.get(f"loss.{name}") != value}
+    return ", ".join(f"{_SYMBOLS[name]} = {shown(value)}" for name, value in told.items())
 
 
 def settings(config: RunConfig) -> dict[str, Any]:
