@@ -26,6 +26,7 @@ if TYPE_CHECKING:
         LogitAdjustedLoss,
         NoisedTopKHinge,
         SmoothTopKHinge,
+        TopKCrossEntropy,
         TopKError,
         TopKHinge,
     )
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from shortlist.ops.class_counts import class_margins
     from shortlist.ops.exact import exact_topk
     from shortlist.ops.smoothing import smooth_topk, smooth_topk_sum, topk_sum, topk_value
+    from shortlist.sets import PriorCorrection
 
 __version__ = "0.1.0"
 
@@ -49,9 +51,11 @@ __all__ = [
     "NoisedTopKHead",
     "NoisedTopKHinge",
     "PriorAdjusted",
+    "PriorCorrection",
     "ScaledCosine",
     "ShortlistError",
     "SmoothTopKHinge",
+    "TopKCrossEntropy",
     "TopKError",
     "TopKHinge",
     "TopKMetrics",
@@ -78,9 +82,11 @@ if not TYPE_CHECKING:
         "NoisedTopKHead": "heads.noised",
         "NoisedTopKHinge": "losses",
         "PriorAdjusted": "composed_losses",
+        "PriorCorrection": "sets",
         "ScaledCosine": "heads.cosine",
         "ShortlistError": "errors",
         "SmoothTopKHinge": "losses",
+        "TopKCrossEntropy": "losses",
         "TopKError": "losses",
         "TopKHinge": "losses",
         "TopKMetrics": "metrics",

@@ -28,18 +28,21 @@ from shortlist.kernels.dispatch import Impl, supports
 from shortlist.ops.batch import Reduction, ScoredBatch, checked_num_classes
 from shortlist.ops.checks import (
     ClassCounts,
+    Ks,
     check_floating,
     check_k,
     check_not_negative,
     check_per_class,
     check_positive,
     checked_class_counts,
+    sorted_ks,
 )
 from shortlist.ops.class_counts import margins_for
 from shortlist.ops.dtypes import working_dtype, zero_if_tiny
 from shortlist.ops.noised_hinge import noised_hinge
 from shortlist.ops.smoothing import topk_value
 from shortlist.ops.subset_sums import log_subset_ratio, log_subset_ratio_without_each
+from shortlist.ops.topk_cross_entropy import topk_cross_entropy as loss_of_rows
 
 __all__ = [
     "calibrated_topk_hinge",
@@ -50,6 +53,7 @@ __all__ = [
     "logit_adjusted",
     "noised_topk_hinge",
     "smooth_topk_hinge",
+    "topk_cross_entropy",
     "topk_error",
     "topk_hinge",
 ]
@@ -240,6 +244,63 @@ def _smooth_topk_hinge(
     return batch.reduce(tau * _softplus(_log_odds_of_subsets(batch, k, tau)))
 
 
+def topk_cross_entropy(
+    scores: Tensor,
+    target: Tensor,
+    k: Ks,
+    *,
+    weight: Tensor | None = None,
+    ignore_index: int = -100,
+    reduction: Reduction = "mean",
+) -> Tensor:
+    """Top-K cross-entropy: ``-log P(y is among the K largest of s + G)``, G independent standard Gumbel noise.
+
+    The noise is integrated out, so the loss is deterministic. ``k=1`` is the cross-entropy. With several K, it is minus
+    the logarithm of the mean of their probabilities.
+
+    Args:
+        scores: ``(N, L)`` scores; ``(L,)`` and ``(N, L, d1, ...)`` work too.
+        target: ``(N,)`` labels, or probabilities shaped like the scores; these take L times as long.
+        k: Number of suggestions, from 1 to L - 1; or a tuple of several.
+        weight, ignore_index, reduction: As in ``F.cross_entropy``.
+
+    Example:
+        The label has one of the two best places of three with probability 2/3:
+
+        >>> topk_cross_entropy(torch.zeros(1, 3), torch.tensor([0]), k=2)
+        tensor(0.4055)
+        >>> topk_cross_entropy(torch.zeros(1, 3), torch.tensor([0]), k=(1, 2))  # -log 1/2
+        tensor(0.6931)
+    """
+    return _topk_cross_entropy(scores, target, k, weight, ignore_index, reduction, impl="auto")
+
+
+def _topk_cross_entropy(
+    scores: Tensor,
+    target: Tensor,
+    k: Ks,
+    weight: Tensor | None,
+    ignore_index: int,
+    reduction: Reduction,
+    *,
+    impl: Impl,
+) -> Tensor:
+    ks = sorted_ks(k, checked_num_classes(scores) - 1, checked_num_classes(scores))
+    fused = supports(impl, scores, labels=(target, weight))
+    if fused:
+        from shortlist.kernels import topk_cross_entropy as kernels
+
+        fused = supports(impl, needs=kernels.needs(scores.shape[0], scores.shape[1], ks))
+    batch = ScoredBatch(
+        scores, target, weight=weight, ignore_index=ignore_index, reduction=reduction, blank_ignored=not fused
+    )
+    if fused and batch.index_R is not None:
+        return batch.reduce(kernels.topk_cross_entropy(scores, batch.index_R, ks).unsqueeze(-1))
+    if max(ks) == 1:
+        return batch.reduce(_softplus(_log_odds_against(batch, batch.scores_RL)))
+    return batch.reduce(loss_of_rows(batch.others(), batch.scores_RC, ks))
+
+
 def focal(
     scores: Tensor,
     target: Tensor,
@@ -353,10 +414,12 @@ def logit_adjusted(
 def noised_topk_hinge(
     scores: Tensor,
     target: Tensor,
-    k: int,
+    k: Ks,
     *,
     epsilon: float = 0.2,
+    relative: bool = False,
     n_samples: float = 5,
+    margin: float = 1.0,
     noise: Tensor | None = None,
     generator: torch.Generator | None = None,
     weight: Tensor | None = None,
@@ -365,15 +428,23 @@ def noised_topk_hinge(
 ) -> Tensor:
     """Noised top-K hinge: the calibrated hinge with its (K+1)-th largest score averaged over Gaussian noise.
 
-    ``(1 + mean over B draws of the (K+1)-th largest of (s + epsilon Z) - s_y)_+``. Where the loss is positive, its
-    gradient is -1 at the label plus 1/B at the class found in each draw: at most B + 1 non-zeros in a row.
+    ``(margin + mean over B draws of the (K+1)-th largest of (s + epsilon Z) - s_y)_+``. Where the loss is positive, its
+    gradient is -1 at the label plus 1/B at the class found in each draw: at most B + 1 non-zeros in a row. For several
+    K it is the mean of their losses, all from the same draws, and the gradient has at most B + 1 non-zeros for each K,
+    the label shared.
 
     Args:
         scores: ``(N, L)`` scores; ``(L,)`` and ``(N, L, d1, ...)`` work too.
         target: ``(N,)`` labels, or probabilities shaped like the scores.
-        k: Number of suggestions, from 1 to L - 1.
-        epsilon: Standard deviation of the noise, in units of the scores; 0 gives ``calibrated_topk_hinge``.
+        k: Number of suggestions, from 1 to L - 1; or several different ones, such as ``(1, 3, 5)``.
+        epsilon: Standard deviation of the noise, in units of the scores; 0 gives ``calibrated_topk_hinge`` (if the
+            margin is 1).
+        relative: Measure ``epsilon`` in units of each row's spread instead: the standard deviation (of a population,
+            without Bessel's correction) of its 2K + 2 largest scores, K being the largest of several; of all scores if
+            there are fewer. The spread has no gradient. Scores and margin may then be in any unit: multiplied by c,
+            they give c times the loss. A row whose spread is 0 gets no noise.
         n_samples: Number B of draws, up to 2^24; ``math.inf`` computes the expectation without noise (``exact_topk``).
+        margin: By how much the label's score must exceed the smoothed (K+1)-th largest.
         noise: ``(N, L, B)`` draws to use instead of fresh ones: the shape of ``scores``, then B.
         generator: Source of the draws; by default that of the device. Ranks that share its seed still draw different
             noise.
@@ -383,6 +454,8 @@ def noised_topk_hinge(
         >>> scores, target = torch.tensor([[3.0, 2.5, 1.0]]), torch.tensor([2])
         >>> noised_topk_hinge(scores, target, k=1, epsilon=1.0, noise=torch.tensor([[[0.0], [1.0], [0.0]]]))
         tensor(3.)
+        >>> noised_topk_hinge(scores, target, k=(1, 2), epsilon=1.0, noise=torch.tensor([[[0.0], [1.0], [0.0]]]))
+        tensor(2.)
 
     Reference:
         Garcin et al., Stochastic smoothing of the top-K calibrated hinge loss for deep imbalanced classification,
@@ -392,9 +465,11 @@ def noised_topk_hinge(
         scores,
         target,
         k,
+        margin=margin,
         margins_L=None,
         scale=1.0,
         epsilon=epsilon,
+        relative=relative,
         n_samples=n_samples,
         noise=noise,
         generator=generator,
@@ -408,9 +483,10 @@ def imbalanced_noised_topk_hinge(
     scores: Tensor,
     target: Tensor,
     class_counts: ClassCounts,
-    k: int,
+    k: Ks,
     *,
     epsilon: float = 0.01,
+    relative: bool = False,
     n_samples: float = 5,
     max_margin: float = 0.2,
     scale: float = 50.0,
@@ -429,8 +505,7 @@ def imbalanced_noised_topk_hinge(
         scores: ``(N, L)`` scores; ``(L,)`` and ``(N, L, d1, ...)`` work too.
         target: ``(N,)`` labels, or probabilities shaped like the scores.
         class_counts: ``(L,)`` number of training images of each class.
-        k: Number of suggestions, from 1 to L - 1.
-        epsilon, n_samples, noise, generator: As in ``noised_topk_hinge``.
+        k, epsilon, relative, n_samples, noise, generator: As in ``noised_topk_hinge``.
         max_margin: Margin of the rarest class.
         scale: Factor of the loss.
         weight, ignore_index, reduction: As in ``F.cross_entropy``.
@@ -453,6 +528,7 @@ def imbalanced_noised_topk_hinge(
         max_margin=max_margin,
         scale=scale,
         epsilon=epsilon,
+        relative=relative,
         n_samples=n_samples,
         noise=noise,
         generator=generator,
@@ -463,7 +539,13 @@ def imbalanced_noised_topk_hinge(
 
 
 def hinge_with_margins(
-    scores: Tensor, target: Tensor, k: int, *, relative_margins_L: Tensor, max_margin: float, **settings: Any
+    scores: Tensor,
+    target: Tensor,
+    k: Ks,
+    *,
+    relative_margins_L: Tensor,
+    max_margin: float,
+    **settings: Any,
 ) -> Tensor:
     """``imbalanced_noised_topk_hinge`` from margins that were computed before, as fractions of ``max_margin``.
 
@@ -471,7 +553,7 @@ def hinge_with_margins(
     """
     check_per_class("class_counts", relative_margins_L, checked_num_classes(scores))
     check_not_negative("max_margin", max_margin, working_dtype(scores.dtype))
-    return noised_hinge(scores, target, k, margins_L=max_margin * relative_margins_L, **settings)
+    return noised_hinge(scores, target, k, margin=0.0, margins_L=max_margin * relative_margins_L, **settings)
 
 
 def _gaps_to_others(batch: ScoredBatch, k: int) -> tuple[Tensor, Tensor]:

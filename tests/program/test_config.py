@@ -67,6 +67,7 @@ def other_settings(config: RunConfig) -> dict[str, Any]:
         "train.device": "cpu",
         "train.precision": "bf16-mixed",
         "train.select": "micro_top1",
+        "train.correct_prior": "off",
         "loss.class_weights": "inverse",
     }
     return {

@@ -1,6 +1,7 @@
 """Each loss for one row and one label, written as literally as its formula: slow, and hard to get wrong."""
 
 import itertools
+import math
 
 import torch
 from torch import Tensor
@@ -38,6 +39,22 @@ def smooth_topk_hinge(row: Tensor, label: int, k: int, tau: float) -> Tensor:
     return tau * (torch.stack(every).logsumexp(0) - torch.stack(with_label).logsumexp(0))
 
 
+def topk_cross_entropy(row: Tensor, label: int, ks: tuple[int, ...]) -> Tensor:
+    """Classes are drawn without replacement, with odds ``exp(row)``: over all orders of those before the label."""
+    rates = (row - row.max()).exp()
+    others = [j for j in range(len(row)) if j != label]
+    hit = torch.zeros_like(row[0])
+    for place in range(max(ks)):
+        share = sum(k > place for k in ks) / len(ks)
+        for before in itertools.permutations(others, place):
+            first, left = torch.ones_like(hit), list(range(len(row)))
+            for drawn in (*before, label):
+                first = first * rates[drawn] / rates[left].sum()
+                left.remove(drawn)
+            hit = hit + share * first
+    return -hit.log()
+
+
 def focal(row: Tensor, label: int, gamma: float) -> Tensor:
     probability = row.softmax(0)[label]
     return (1 - probability) ** gamma * -probability.log()
@@ -63,9 +80,15 @@ def balanced_softmax(row: Tensor, label: int, class_counts: Tensor) -> Tensor:
     return -(weighted[label] / weighted.sum()).log()
 
 
-def noised_topk_hinge(row: Tensor, label: int, k: int, epsilon: float, noise: Tensor) -> Tensor:
+def noised_topk_hinge(row: Tensor, label: int, k: int, epsilon: float, noise: Tensor, margin: float = 1.0) -> Tensor:
     rivals = [kth_largest(row + epsilon * draw, k + 1) for draw in noise.T]
-    return (1 + sum(rivals) / len(rivals) - row[label]).relu()
+    return (margin + sum(rivals) / len(rivals) - row[label]).relu()
+
+
+def spread(row: Tensor, k: int) -> float:
+    best = sorted(row.tolist(), reverse=True)[: 2 * k + 2]
+    mean = sum(best) / len(best)
+    return math.sqrt(sum((score - mean) ** 2 for score in best) / len(best))
 
 
 def imbalanced_noised_topk_hinge(

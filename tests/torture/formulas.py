@@ -65,6 +65,30 @@ def smooth_topk_hinge(row: Row, label: int, k: int, tau: float) -> Any:
     return temperature * (log_sum_exp(raised) - log_sum_exp(sums[has_label]))
 
 
+def topk_cross_entropy(row: Row, label: int, k: int | tuple[int, ...]) -> Any:
+    """The chance that the label is drawn in ``k`` draws without replacement, with odds ``exp(row)``."""
+    ks = (k,) if isinstance(k, int) else k
+    others = [place for place in range(len(row)) if place != label]
+    # Logarithms of the chances that the first draws are exactly this set of other classes.
+    drawn: dict[frozenset[int], Any] = {frozenset(): np.longdouble(0)}
+    hit, miss = [], []
+    for draw in range(max(ks)):
+        following: dict[frozenset[int], Any] = {}
+        for before, log_chance in drawn.items():
+            left = log_sum_exp(np.delete(row, list(before)))
+            hit.append(log_chance + row[label] - left + np.log(np.longdouble(sum(draw < one for one in ks)) / len(ks)))
+            for place in set(others) - before:
+                after = before | {place}
+                chance = log_chance + row[place] - left
+                following[after] = np.logaddexp(following.get(after, -np.inf), chance)
+        drawn = following
+        share = np.longdouble(ks.count(draw + 1)) / len(ks)
+        if share:
+            miss.append(np.log(share) + log_sum_exp(np.array(list(drawn.values()), np.longdouble)))
+    log_hit, log_miss = (log_sum_exp(np.array(part, np.longdouble)) for part in (hit, miss))
+    return -log_hit if log_miss > -1 else -np.log1p(-np.exp(log_miss))
+
+
 def cross_entropy(row: Row, label: int) -> Any:
     others = np.delete(row, label)
     # log(1 + odds against the label), which keeps its digits where the label is almost certain.
@@ -123,22 +147,46 @@ def expected_kth(row: Row, k: int, epsilon: float) -> Any:
     return hard + np.longdouble(epsilon) * (t[0] + integral)
 
 
-def noised_topk_hinge(row: Row, label: int, k: int, epsilon: float, noise: Row | None) -> Any:
-    return positive(1 + _rival(row, k, epsilon, noise) - row[label])
+def noised_topk_hinge(
+    row: Row,
+    label: int,
+    k: int | tuple[int, ...],
+    epsilon: float,
+    noise: Row | None,
+    margin: float = 1.0,
+    relative: bool = False,
+) -> Any:
+    rivals = _rivals(row, k, epsilon, noise, relative)
+    return np.mean([positive(np.longdouble(margin) + rival - row[label]) for rival in rivals])
 
 
 def imbalanced_noised_topk_hinge(
     row: Row,
     label: int,
     class_counts: Row,
-    k: int,
+    k: int | tuple[int, ...],
     epsilon: float,
     noise: Row | None,
     max_margin: float,
     scale: float,
+    relative: bool = False,
 ) -> Any:
     margin = margins(class_counts, max_margin)[label]
-    return np.longdouble(scale) * positive(margin + _rival(row, k, epsilon, noise) - row[label])
+    rivals = _rivals(row, k, epsilon, noise, relative)
+    return np.longdouble(scale) * np.mean([positive(margin + rival - row[label]) for rival in rivals])
+
+
+def several(k: int | tuple[int, ...]) -> tuple[int, ...]:
+    return k if isinstance(k, tuple) else (k,)
+
+
+def spread(row: Row, k: int | tuple[int, ...]) -> Any:
+    return np.std(descending(row)[: 2 * max(several(k)) + 2])
+
+
+def _rivals(row: Row, k: int | tuple[int, ...], epsilon: float, noise: Row | None, relative: bool) -> list[Any]:
+    scale = epsilon * spread(row, k) if relative else epsilon
+    return [_rival(row, one, scale, noise) for one in several(k)]
 
 
 def _rival(row: Row, k: int, epsilon: float, noise: Row | None) -> Any:

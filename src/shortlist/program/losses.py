@@ -77,7 +77,7 @@ class LossConfig:
     cross_entropy_share: float = 0.0
     """Share of cross-entropy in the loss, from 0 to 1. It keeps a network learning where a top-K loss is satisfied."""
     prior: float = 0.0
-    """How much of the log class frequencies to add to the scores in training; with 1, rare classes count like others."""
+    """How much of the log class frequencies to add to scores in training; 1 makes rare classes count like others."""
     class_weights: Literal["none", "inverse", "effective"] = "none"
     """Weights of the classes in the loss: one over the number of their images, or over the effective number."""
     weight_from: float = 0.0
@@ -98,7 +98,7 @@ class LossConfig:
         check_choices(self, "class_weights")
         if self.prior and self.contains_prior:
             raise ShortlistError(f"loss.prior must be 0 for {self.name}, which contains the prior, got {self.prior}")
-        for name in {"epsilon", "tau", "gamma", "max_margin"} & self.settings().keys():
+        for name in {"epsilon", "tau", "gamma", "margin", "max_margin"} & self.settings().keys():
             check_within(self, name, 0)
         if "scale" in self.settings():
             check_within(self, "scale", 1e-12)
@@ -315,11 +315,26 @@ class SmoothTopKHingeConfig(LossConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
+class TopKCrossEntropyConfig(LossConfig):
+    label: ClassVar[str] = "Top-K cross-entropy"
+    uses_k: ClassVar[bool] = True
+    takes_several_k: ClassVar[bool] = True
+    name: str = "topk_cross_entropy"
+
+    def _module(self, class_counts: "Tensor", weight: "Tensor | None") -> "nn.Module":
+        from shortlist.losses import TopKCrossEntropy
+
+        return TopKCrossEntropy(**self.settings(), weight=weight)
+
+
+@dataclass(frozen=True, kw_only=True)
 class _NoisedConfig(LossConfig):
     uses_k: ClassVar[bool] = True
     takes_several_k: ClassVar[bool] = True
     epsilon: float = 0.2
     """Scale of the noise."""
+    relative: bool = False
+    """Measure the scale of the noise in units of the spread of an image's best 2K + 2 scores."""
     n_samples: float = 5
     """Number of noise draws B; inf takes their expectation."""
 
@@ -333,8 +348,13 @@ class _NoisedConfig(LossConfig):
 @dataclass(frozen=True, kw_only=True)
 class NoisedTopKHingeConfig(_NoisedConfig):
     label: ClassVar[str] = "Noised top-K hinge"
-    ranges: ClassVar[Mapping[str, Range]] = {"epsilon": Range(0.01, 10.0, log=True)}
+    ranges: ClassVar[Mapping[str, Range]] = {
+        "epsilon": Range(0.01, 10.0, log=True),
+        "margin": Range(0.3, 10.0, log=True),
+    }
     name: str = "noised_topk_hinge"
+    margin: float = 1.0
+    """By how much the label's score must exceed the smoothed (K+1)-th largest."""
 
     def _module(self, class_counts: "Tensor", weight: "Tensor | None") -> "nn.Module":
         from shortlist.losses import NoisedTopKHinge

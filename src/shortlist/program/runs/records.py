@@ -10,11 +10,13 @@ from shortlist.errors import ShortlistError
 from shortlist.program.config import Fit
 from shortlist.program.data.base import SPLITS, DataFacts, LabelNoise, Preprocess, Problem, Thinning
 from shortlist.program.runs.checks import METRIC, are_metrics, is_number, is_text, is_whole
-from shortlist.program.runs.folder import RunFolder
+from shortlist.program.runs.folder import BEST, RunFolder, file_digest
 from shortlist.program.text import counted, some_of
 
 _CLASSES, _PREPROCESS, _FACTS, _RESULT = "classes.json", "preprocess.json", "facts.json", "final.json"
+_CORRECTION = "correction.json"
 _LARGEST_SIDE = 2**14  # of images in pixels
+_LARGEST_TAU = 1e30  # float32 can compute with it
 
 Check = Callable[[Any], bool]
 
@@ -25,6 +27,30 @@ class Classes:
 
     names: tuple[str, ...]
     train_images: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Correction:
+    """How the scores of a run are corrected for the prior, and what that rests on."""
+
+    tau: float
+    metric: str
+    """The accuracy that tau was chosen by, such as macro_top5."""
+    images: int
+    """Validation images that tau rests on."""
+    classes: int
+    """Classes that have one of these images."""
+    num_classes: int
+    val: dict[str, float | None]
+    """Metrics of these images after the correction. Too good: tau was chosen on them."""
+    best_sha256: str
+    """Checksum of the weights that it was chosen for."""
+
+    def __str__(self) -> str:
+        average, _, k = self.metric.partition("_top")
+        images = counted(self.images, "validation image")
+        of_classes = f"{self.classes:,} of {counted(self.num_classes, 'class', 'classes')}"
+        return f"tau = {self.tau:.3g}, chosen for {average} top-{k} on {images} of {of_classes}"
 
 
 class _Record:
@@ -83,11 +109,37 @@ def read_result(run: RunFolder) -> dict[str, Any]:
     """The content of ``final.json``, with all entries that tables and pages show."""
     record = _Record(run, _RESULT)
     record.require("best_epoch", is_whole, "a whole number >= 0")
-    record.require("select", lambda value: is_text(value) and METRIC.fullmatch(value) is not None, "like macro_top5")
+    record.require("select", _is_metric, "like macro_top5")
     for name in ("val", "test"):
         record.require(name, lambda value: isinstance(value, dict) and are_metrics(value), "numbers by name")
+    record.optional("test_corrected", lambda value: isinstance(value, dict) and are_metrics(value), "numbers by name")
     record.require("train_seconds", is_number, "a number")
     return record.entries
+
+
+def write_correction(run: RunFolder, correction: Correction) -> None:
+    run.write_json(_CORRECTION, dataclasses.asdict(correction))
+
+
+def read_correction(run: RunFolder) -> Correction | None:
+    """The correction that goes with the best weights of a run; None if it has none, as runs of earlier versions."""
+    if not run.has(_CORRECTION) and not (run.finished and "test_corrected" in read_result(run)):
+        return None
+    record = _Record(run, _CORRECTION)
+    best_sha256 = record.require("best_sha256", is_text, "a checksum")
+    if not run.has(BEST) or best_sha256 != file_digest(run.path / BEST):
+        if run.finished:
+            raise record.damaged(f"it does not belong to the weights in {BEST}")
+        return None  # left by another training in this folder
+    return Correction(
+        tau=record.require("tau", lambda value: is_number(value) and 0 <= value <= _LARGEST_TAU, "a number >= 0"),
+        metric=record.require("metric", _is_metric, "like macro_top5"),
+        val=record.require("val", lambda value: isinstance(value, dict) and are_metrics(value), "numbers by name"),
+        best_sha256=best_sha256,
+        **{
+            name: record.require(name, is_whole, "a whole number >= 0") for name in ("images", "classes", "num_classes")
+        },
+    )
 
 
 def write_facts(run: RunFolder, problem: Problem) -> None:
@@ -191,6 +243,10 @@ def _changed_classes(problem: Problem, run: RunFolder) -> str:
         if size != size_before
     ]
     return f" ({some_of(changes)})" if changes else ""
+
+
+def _is_metric(value: Any) -> bool:
+    return is_text(value) and METRIC.fullmatch(value) is not None
 
 
 def _list_of(is_valid: Check, length: int | None = None) -> Check:

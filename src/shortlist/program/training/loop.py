@@ -8,8 +8,8 @@ last bit, on a GPU as far as its kernels, which cuDNN may choose differently, ar
 import hashlib
 import math
 import time
-from collections.abc import Sequence
-from contextlib import ExitStack, nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -20,23 +20,31 @@ import torch
 from torch import distributed as dist
 
 from shortlist.errors import ShortlistError
+from shortlist.metrics import TopKMetrics
 from shortlist.program.config import RunConfig
 from shortlist.program.data.base import Problem, evaluation_plan
 from shortlist.program.data.in_memory import TensorSplit
 from shortlist.program.runs.environment import environment
 from shortlist.program.runs.folder import BEST, RunFolder, as_safetensors, default_folder, file_digest
-from shortlist.program.runs.model import load_best
-from shortlist.program.runs.records import refuse_other_data, refuse_other_training_images, write_facts
+from shortlist.program.runs.model import load_best, prior_correction
+from shortlist.program.runs.records import (
+    Correction,
+    refuse_other_data,
+    refuse_other_training_images,
+    write_correction,
+    write_facts,
+)
 from shortlist.program.runs.start import refuse_other_start
 from shortlist.program.text import some_of
 from shortlist.program.training.build import Parts, build, open_fabric, undefined_metric
 from shortlist.program.training.callbacks import Callback, ProgressDisplay, TensorBoard
 from shortlist.program.training.checkpoint import Position, lines_of, restore, training_state
 from shortlist.program.training.class_weights import set_class_weights
-from shortlist.program.training.evaluate import Evaluation, evaluate
+from shortlist.program.training.evaluate import Evaluation, evaluate, numbers_of, validation_scores
 from shortlist.program.training.signals import StopRequests, stop_requests
 from shortlist.program.training.step import uncompiled
 from shortlist.program.training.thumbnails import save_pictures
+from shortlist.sets import PriorCorrection
 
 _LOOK_EVERY = 50  # steps between reading the loss, which makes a GPU wait
 
@@ -139,7 +147,8 @@ class Trainer:
         self.say(f"testing the weights of epoch {self.position.best_epoch + 1}")
         self.fabric.barrier()  # no rank reads the weights before they are written
         load_best(self.parts.network, self.run, self.problem.input_shape)
-        result = self._evaluate("test")
+        correction = self._fit_correction()
+        result = self._evaluate("test", correction)
         skipped = self._skipped()
         if result.ties:
             self.say(result.ties)
@@ -148,6 +157,46 @@ class Trainer:
         if self.writes:
             self._write_result(result, skipped)
         self.fabric.barrier()  # no rank reads the result before it is written
+
+    def _fit_correction(self) -> PriorCorrection | None:
+        """Choose the correction for the prior on the validation images, and record it; None without one."""
+        metric, sizes = self.config.corrected_metric, self.problem.class_counts
+        if metric is None or len(torch.unique(sizes[sizes > 0])) == 1:  # classes of one size need no correction
+            return None
+        with self._ready_to_evaluate():
+            scores, labels = validation_scores(
+                self.parts.model,
+                self.problem,
+                device=self.fabric.device,
+                batch_size=self.config.train.eval_batch_size,
+                rank=self.fabric.global_rank,
+                world_size=self.fabric.world_size,
+            )
+        correction = prior_correction(sizes.tolist()).to(self.fabric.device)
+        if correction.left_out[labels].all():
+            self.say(
+                "the scores are not corrected for class sizes: no validation image is of a class with training images"
+            )
+            return None
+        average, _, k = metric.partition("_top")
+        correction.fit(scores, labels, int(k), "micro" if average == "micro" else "macro")
+        if self.fabric.world_size > 1:  # sums on a GPU may differ in the last digit
+            dist.broadcast(correction.tau, 0)
+        metrics = TopKMetrics(len(sizes), self.config.all_ks, sizes)
+        metrics.to(self.fabric.device).update(correction(scores), labels)
+        chosen = Correction(
+            tau=correction.tau.item(),
+            metric=metric,
+            images=int(correction.images),
+            classes=int(correction.classes),
+            num_classes=correction.num_classes,
+            val=numbers_of(metrics),
+            best_sha256=file_digest(self.run.path / BEST),
+        )
+        self.say(f"scores are corrected for class sizes: {chosen}")
+        if self.writes:
+            write_correction(self.run, chosen)
+        return correction
 
     def say(self, message: str) -> None:
         for callback in self.callbacks:
@@ -293,11 +342,16 @@ class Trainer:
         self.position.best_at_smaller_ks = at_smaller_ks
         return True
 
-    def _evaluate(self, split: str) -> Evaluation:
+    @contextmanager
+    def _ready_to_evaluate(self) -> Iterator[None]:
         if self.fabric.world_size > 1:  # each rank has batch statistics of its own
             for buffer in self.parts.trained.buffers():
                 dist.broadcast(buffer, 0)
         with uncompiled(self.config):
+            yield
+
+    def _evaluate(self, split: str, correction: PriorCorrection | None = None) -> Evaluation:
+        with self._ready_to_evaluate():
             return evaluate(
                 self.parts.model,
                 self.problem,
@@ -307,6 +361,7 @@ class Trainer:
                 batch_size=self.config.train.eval_batch_size,
                 rank=self.fabric.global_rank,
                 world_size=self.fabric.world_size,
+                correction=correction,
             )
 
     def _checkpoint(self, *, is_best: bool = False) -> None:
@@ -348,6 +403,7 @@ class Trainer:
                 "select": self.config.select_metric,
                 "val": {name[4:]: value for name, value in best_line.items() if name.startswith("val_")},
                 "test": result.metrics,
+                **({"test_corrected": result.corrected.metrics} if result.corrected else {}),
                 "train_seconds": self.position.seconds,
                 "skipped_images": len(skipped),
                 "skipped_files": skipped,
