@@ -57,6 +57,15 @@ class _EpochReport(Callback):
             self._report(trainer.position.lines)
 
 
+Judge = Callable[[RunFolder, Problem, Sequence[float]], float]
+"""What a trained run is worth, given its data and the value of each epoch: the study looks for the highest."""
+
+
+def best_epoch(run: RunFolder, problem: Problem, values: Sequence[float]) -> float:
+    """The value of the best epoch."""
+    return max(values)
+
+
 class Worker:
     """A process that works on a study."""
 
@@ -68,6 +77,8 @@ class Worker:
         *,
         worker: str,
         workers: Path,
+        points: Sequence[Settings] = (),
+        judge: Judge = best_epoch,
         trials: int | None = None,
         lost_after: float = 24.0,
         say: Callable[[str], None] = lambda message: None,
@@ -76,7 +87,8 @@ class Worker:
     ) -> None:
         self._callbacks, self._clock = callbacks, clock
         self._study, self._config, self._worker, self._workers, self._say = study, config, worker, workers, say
-        self._points = grid_points(axes)[:trials]
+        self._judge = judge
+        self._points = (points or grid_points(axes))[:trials]
         self._wanted = len(self._points) or trials or _SAMPLED_BY_DEFAULT
         self._distributions = {name: _distribution(axis) for name, axis in axes.items()}
         self._lost_after = lost_after
@@ -180,7 +192,7 @@ class Worker:
         self._refuse_other_images(problem)  # another process may have recorded its data meanwhile
         self._study.set_user_attr(_IMAGES, problem.facts.train_digest)
         self._study.set_user_attr(_FINGERPRINT, problem.train.fingerprint())
-        return max(values)
+        return self._judge(run, problem, values)
 
     def _refuse_other_images(self, problem: Problem) -> None:
         """Raise an error unless the data is that of the study's other trials."""
