@@ -25,6 +25,7 @@ PUBLIC = [
     "NoisedTopKHead",
     "NoisedTopKHinge",
     "PriorAdjusted",
+    "PriorCorrection",
     "ScaledCosine",
     "ShortlistError",
     "SmoothTopKHinge",

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from shortlist.ops.class_counts import class_margins
     from shortlist.ops.exact import exact_topk
     from shortlist.ops.smoothing import smooth_topk, smooth_topk_sum, topk_sum, topk_value
+    from shortlist.sets import PriorCorrection
 
 __version__ = "0.1.0"
 
@@ -49,6 +50,7 @@ __all__ = [
     "NoisedTopKHead",
     "NoisedTopKHinge",
     "PriorAdjusted",
+    "PriorCorrection",
     "ScaledCosine",
     "ShortlistError",
     "SmoothTopKHinge",
@@ -78,6 +80,7 @@ if not TYPE_CHECKING:
         "NoisedTopKHead": "heads.noised",
         "NoisedTopKHinge": "losses",
         "PriorAdjusted": "composed_losses",
+        "PriorCorrection": "sets",
         "ScaledCosine": "heads.cosine",
         "ShortlistError": "errors",
         "SmoothTopKHinge": "losses",

@@ -162,9 +162,11 @@ class TrainConfig:
     """Values of K to measure."""
     select: str = "auto"
     """Validation metric that picks the best epoch, such as micro_top1; auto is macro top-K at the K of the loss."""
+    correct_prior: Literal["auto", "on", "off"] = "auto"
+    """Correct scores for class sizes after training, as suits `select` on validation; auto: unless select is micro."""
 
     def __post_init__(self) -> None:
-        check_choices(self, "device", "precision")
+        check_choices(self, "device", "precision", "correct_prior")
         for name in ("epochs", "batch_size", "accumulate", "eval_batch_size"):
             check_within(self, name, 1)
         if not self.ks or len(set(self.ks)) < len(self.ks) or min(self.ks) < 1:
@@ -207,6 +209,19 @@ class RunConfig:
     def select_metric(self) -> str:
         return f"macro_top{self.loss.largest_k}" if self.train.select == "auto" else self.train.select
 
+    @property
+    def corrected_metric(self) -> str | None:
+        """The accuracy that the correction for the prior is chosen by; None without a correction.
+
+        Example:
+            >>> RunConfig(train=TrainConfig(select="few_top5")).corrected_metric
+            'macro_top5'
+        """
+        average, _, k = self.select_metric.rpartition("_top")
+        wanted = self.train.correct_prior == "on" or (self.train.correct_prior == "auto" and average != "micro")
+        # Few, medium and many are macro accuracies of some classes; one tau serves all of them.
+        return f"{'micro' if average == 'micro' else 'macro'}_top{k}" if wanted else None
+
     def key(self) -> str:
         """Short hash of the run's identity, the same for all seeds."""
         return hashlib.sha256(json.dumps(identity(self), sort_keys=True).encode()).hexdigest()[:10]
@@ -221,6 +236,7 @@ NEUTRAL: dict[str, Any] = {
     "loss.weight_from": 0.0,
     "model.scale": 30.0,
     "model.learn_scale": False,
+    "train.correct_prior": "auto",  # it changes neither the weights nor the plain results
 }
 """Settings that are younger than the first published results, each with the value that changes nothing. At that value a
 setting is no part of a run's identity, so earlier runs keep their key. Never change a value, never remove an entry."""

@@ -68,7 +68,10 @@ def train(arguments: list[str]) -> None:
             continue
         run = train(seeded, folder=folder, resume=parsed.resume)
         if _is_first_rank():
-            show(f"{run.path}  test {_percentages(read_result(run)['test'])}")
+            result = read_result(run)
+            show(f"{run.path}  test {_percentages(result['test'])}")
+            if "test_corrected" in result:
+                show(f"{run.path}  test, corrected for the prior: {_percentages(result['test_corrected'])}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,6 +149,8 @@ class EvaluateArguments:
     """File for the accuracy of each class."""
     root: str = ""
     """Where the data is now, if it has moved."""
+    correction: bool = True
+    """Correct the scores for the prior, as the run chose to."""
     device: str = "auto"
     """Device to compute on: auto, cpu, cuda or mps."""
 
@@ -163,13 +168,17 @@ def evaluate(arguments: list[str]) -> None:
     run = RunFolder.existing(parsed.run)
 
     from shortlist.program.atomic_files import write_file
-    from shortlist.program.runs.records import has_other_training_images
+    from shortlist.program.runs.records import has_other_training_images, read_correction
     from shortlist.program.text import counted, some_of
     from shortlist.program.training.evaluate import evaluate_run
 
     result, problem = evaluate_run(run, split=parsed.split, ks=parsed.ks, root=parsed.root, device=parsed.device)
     if skipped := problem.split(parsed.split).skipped:
         say(f"left out {counted(len(skipped), 'unreadable image')}: {some_of(skipped)}")
+    if parsed.correction and result.corrected:
+        result = result.corrected
+        on_these = "; it was chosen on the images evaluated here" if parsed.split == "val" else ""
+        say(f"scores are corrected for the prior: {read_correction(run)}{on_these}")
     if result.ties:
         say(result.ties)
     if has_other_training_images(problem, run):
@@ -193,6 +202,8 @@ class PredictArguments:
     """Number of suggestions (default: the K that the run was trained for)."""
     json: bool = False
     """Print one JSON object for each image instead of a table."""
+    correction: bool = True
+    """Correct the scores for the prior, as the run chose to."""
     device: str = "auto"
     """Device to compute on: auto, cpu, cuda or mps."""
 
@@ -214,6 +225,7 @@ def predict(arguments: list[str]) -> None:
         if not path.exists():
             raise ShortlistError(f"there is no file {path}")
 
+    from shortlist.program.runs.records import read_correction
     from shortlist.program.text import counted, some_of
     from shortlist.program.training.predict import Predictor, image_files
 
@@ -224,7 +236,9 @@ def predict(arguments: list[str]) -> None:
     k = run.config.loss.largest_k if parsed.k is None else parsed.k
     if k < 1:
         raise ShortlistError(f"-k must be at least 1, got {k}")
-    predictor = Predictor(run, parsed.device)
+    predictor = Predictor(run, parsed.device, correct=parsed.correction)
+    if parsed.correction and (chosen := read_correction(run)):
+        say(f"scores are corrected for the prior: {chosen}")
     places = range(min(k, len(predictor.classes)))  # a K that is too large is refused by suggest
     table = Table("image", *(f"{place + 1}" for place in places), box=None, pad_edge=False)
     unreadable: list[ShortlistError] = []

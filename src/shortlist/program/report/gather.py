@@ -17,7 +17,14 @@ from shortlist.program.report.names import short_labels
 from shortlist.program.report.summary import Summary, summarise
 from shortlist.program.runs.checks import METRIC
 from shortlist.program.runs.folder import RunFolder
-from shortlist.program.runs.records import Classes, read_classes, read_facts, read_result
+from shortlist.program.runs.records import (
+    Classes,
+    Correction,
+    read_classes,
+    read_correction,
+    read_facts,
+    read_result,
+)
 
 Value = TypeVar("Value")
 _SIDE_BY_SIDE = 4
@@ -59,6 +66,8 @@ class Run:
     epochs: list[dict[str, Any]]
     final: dict[str, Any] | None
     """None if the run has not finished."""
+    correction: Correction | None
+    """None if its scores are not corrected for the prior."""
     predictions: Predictions | None
     class_accuracy: ClassAccuracy | None
 
@@ -80,9 +89,18 @@ class Setup:
     def has_predictions(self) -> bool:
         return any(run.predictions for run in self.finished)
 
-    def test_metric(self, name: str) -> Summary | None:
-        """Over the finished runs; None if the metric is undefined."""
-        return summarise([run.final["test"].get(name) for run in self.finished if run.final])
+    @property
+    def corrections(self) -> list[Correction]:
+        """Those of the finished runs, if all of them have one: means over some of the seeds could not be compared."""
+        found = [run.correction for run in self.finished if run.correction]
+        return found if len(found) == len(self.finished) else []
+
+    def test_metric(self, name: str, *, corrected: bool = False) -> Summary | None:
+        """Over the finished runs; None if the metric is undefined, or if it is to be corrected and they are not."""
+        if corrected and not self.corrections:
+            return None
+        key = "test_corrected" if corrected else "test"
+        return summarise([run.final[key].get(name) for run in self.finished if run.final])
 
 
 @dataclass(frozen=True, eq=False)
@@ -103,6 +121,10 @@ class Comparison:
     def runs(self) -> list[Run]:
         """The finished runs, in the order of their set-ups."""
         return [run for setup in self.setups for run in setup.finished]
+
+    @property
+    def has_corrections(self) -> bool:
+        return any(setup.corrections for setup in self.finished)
 
     @property
     def ks(self) -> list[int]:
@@ -221,6 +243,7 @@ def _read(folder: RunFolder) -> Run:
         environment=_optional(folder.read_environment, {}),
         epochs=folder.metrics(),
         final=read_result(folder) if finished else None,
+        correction=read_correction(folder),
         predictions=_predictions(folder.path / "test_predictions.safetensors") if finished else None,
         class_accuracy=_class_accuracy(folder.path / "test_per_class.csv") if finished else None,
     )

@@ -176,18 +176,29 @@ def _span(numbers: Sequence[int]) -> str:
 
 
 def outcome(comparison: Comparison) -> Html | None:
-    """The best set-up, in one sentence; None if there is nothing to compare."""
+    """The best set-up, in one sentence, and in another after the correction; None if there is nothing to compare."""
     k = comparison.main_k
-    scores = {setup.label: setup.test_metric(f"macro_top{k}") for setup in comparison.ranking}
-    written = {label: percent_spread(score) for label, score in scores.items() if score}
-    if k is None or len(written) < 2:
+    sentences = [
+        _best_of(comparison, f"Highest macro top-{k} accuracy: ", corrected=False),
+        _best_of(comparison, " Corrected for class sizes: ", corrected=True),
+    ]
+    shown = [sentence for sentence in sentences if sentence is not None]
+    return joined(shown) if k is not None and shown else None
+
+
+def _best_of(comparison: Comparison, beginning: str, *, corrected: bool) -> Html | None:
+    name = f"macro_top{comparison.main_k}"
+    scores = {setup.label: setup.test_metric(name, corrected=corrected) for setup in comparison.finished}
+    ranked = sorted((item for item in scores.items() if item[1]), key=lambda item: -item[1].mean if item[1] else 0)
+    written = {label: percent_spread(score) for label, score in ranked if score}
+    if len(written) < 2:
         return None
     best = next(iter(written.values()))
     # Set-ups that look equal in the table are not ranked here.
     leaders = [label for label, text in written.items() if text == best]
     followers = [f"; next {label}, {text}{_PERCENT}" for label, text in written.items() if text != best]
     lead = element("strong", f"{_listed(leaders)}, {best}{_PERCENT}")
-    return joined([f"Highest macro top-{k} accuracy: ", lead, *followers[:1], "."])
+    return joined([beginning, lead, *followers[:1], "."])
 
 
 def _in_words(number: int) -> str:
@@ -205,25 +216,32 @@ def _notes(comparison: Comparison) -> dict[str, str]:
     shaded = several_seeds and "Shaded: one standard deviation over seeds."
     all_shown = len(comparison.leading) == len(comparison.finished)
     chosen = not all_shown and "Only the set-ups with the highest macro accuracy are shown."
+    corrected, plain = comparison.has_corrections, comparison.has_corrections and "Scores are not corrected here."
     notes: dict[str, tuple[str | bool, ...]] = {
         "Results": (
             "Test accuracy in percent, with the weights of the best epoch on the validation images.",
+            corrected
+            and "Corrected for class sizes: the scores less τ times the logarithm of the class's share of the "
+            "training images, as evaluate and predict use them by default.",
             several_seeds and "With several seeds: mean ± standard deviation.",
             len(comparison.finished) > 1 and "The best value of each column is bold.",
         ),
-        "Accuracy against K": ("How often the right class is among the first K suggestions.", shaded),
+        "Accuracy against K": ("How often the right class is among the first K suggestions.", plain, shaded),
         "Accuracy against class size": (
             "Mean accuracy of classes with a similar number of training images. Grey bars: number of classes.",
+            plain,
             shaded,
         ),
         "Learning curves": (1 in seeds and "A ring marks the epoch whose weights were kept.", shaded),
         "Most confused classes": (
             "Test images of the first class whose top suggestion is the second. Mistaken: their share of the first "
             f"class. Still in {k}: the share of them with the true class among their {k} suggestions.",
+            plain,
             chosen,
         ),
         "Examples": (
             "Chosen by label only, so they are the same for all runs on this data.",
+            plain,
             several_seeds and "With several seeds: the run with the lowest one.",
             chosen,
         ),

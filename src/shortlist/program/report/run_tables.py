@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain, groupby
+from typing import Any
 
 from shortlist.ops.class_counts import FEW_BELOW, MANY_ABOVE
 from shortlist.program.report.charts import key
@@ -21,13 +22,21 @@ _EQUALS = "\N{NO-BREAK SPACE}=\N{NO-BREAK SPACE}"
 class _Column:
     group: str
     title: str
-    of: Callable[[Setup], Summary | None]
+    of: Callable[["_Row"], Summary | None]
     text: Callable[[float], str] = percent
     best: Callable[[Iterable[float]], float] | None = max
 
 
+@dataclass(frozen=True)
+class _Row:
+    """A set-up, with its scores as they are or corrected for the prior."""
+
+    setup: Setup
+    corrected: bool = False
+
+
 def results_table(comparison: Comparison) -> Html:
-    """A row a set-up: accuracy at each common K, by class size at the main K, and training time."""
+    """A row a set-up, and one for its corrected scores: accuracy by K, by class size at the main K, training time."""
     columns = [
         _metric(f"{average} accuracy", f"top-{k}", f"{average}_top{k}")
         for average in ("micro", "macro")
@@ -49,16 +58,19 @@ def sizes_table(comparison: Comparison) -> Html:
 
 def _table(label: str, comparison: Comparison, columns: Sequence[_Column]) -> Html:
     # Drop columns without values: there may be no class of that size.
-    columns = [column for column in columns if any(column.of(setup) for setup in comparison.finished)]
-    best = [_best_text(column, comparison.finished) for column in columns]
+    columns = [column for column in columns if any(column.of(_Row(setup)) for setup in comparison.finished)]
+    shown_rows = [row for setup in comparison.finished for row in _rows_of(setup)]
+    best = [_best_text(column, shown_rows) for column in columns]
     varied = varied_settings([setup.config for setup in comparison.setups])
     rows = []
     for setup in comparison.setups:
-        if setup.finished:
-            cells = [_cell(column, setup, bold) for column, bold in zip(columns, best, strict=True)]
-        else:
+        if not setup.finished:
             cells = [element("td", _progress(setup), colspan=max(1, len(columns)), class_="unfinished")]
-        rows.append(element("tr", _row_heading(setup, varied), *cells))
+            rows.append(element("tr", _row_heading(setup, varied), *cells))
+        for row in _rows_of(setup) if setup.finished else []:
+            heading = _corrected_heading(setup) if row.corrected else _row_heading(setup, varied)
+            cells = [_cell(column, row, bold) for column, bold in zip(columns, best, strict=True)]
+            rows.append(element("tr", heading, *cells, class_="corrected" if row.corrected else None))
     return scrolling(label, element("table", _head(columns), element("tbody", *rows), class_="results"))
 
 
@@ -91,6 +103,28 @@ def _row_heading(setup: Setup, varied: Sequence[str]) -> Html:
     )
 
 
+def _rows_of(setup: Setup) -> list[_Row]:
+    return [_Row(setup), _Row(setup, corrected=True)] if setup.corrections else [_Row(setup)]
+
+
+def _corrected_heading(setup: Setup) -> Html:
+    """The strength of the correction, and what it rests on."""
+    found = setup.corrections
+    tau = summarise([correction.tau for correction in found])
+    spread = f" ± {tau.deviation:.2g}" if tau and tau.count > 1 else ""
+    # Seeds share the data, so the numbers of images and classes are those of each.
+    first = found[0]
+    basis = (
+        f"chosen on {counted(first.images, 'validation image')} of {first.classes:,} of {first.num_classes:,} classes"
+    )
+    return element(
+        "th",
+        "corrected for class sizes",
+        element("small", f"τ{_EQUALS}{tau.mean:.2g}{spread}, {basis}" if tau else basis),
+        scope="row",
+    )
+
+
 def _seeds(setup: Setup) -> str:
     if not setup.finished:
         return ""
@@ -103,8 +137,8 @@ def _progress(setup: Setup) -> str:
     return f"unfinished: {done} of {counted(setup.config.train.epochs, 'epoch')} done"
 
 
-def _cell(column: _Column, setup: Setup, best: str | None) -> Html:
-    summary = column.of(setup)
+def _cell(column: _Column, row: _Row, best: str | None) -> Html:
+    summary = column.of(row)
     if summary is None:
         return element("td", ABSENT)
     text = column.text(summary.mean)
@@ -117,27 +151,32 @@ def _cell(column: _Column, setup: Setup, best: str | None) -> Html:
     return element("td", element("strong", mean) if text == best else mean, *spread)
 
 
-def _best_text(column: _Column, setups: Sequence[Setup]) -> str | None:
+def _best_text(column: _Column, rows: Sequence[_Row]) -> str | None:
     """The best value as written, so that values that look equal are both bold; None if there is nothing to compare."""
-    means = [summary.mean for summary in map(column.of, setups) if summary]
+    means = [summary.mean for summary in map(column.of, rows) if summary]
     return column.text(column.best(means)) if column.best and len(means) > 1 else None
 
 
 def _metric(group: str, title: str, name: str) -> _Column:
-    return _Column(group, title, lambda setup: setup.test_metric(name))
+    return _Column(group, title, lambda row: row.setup.test_metric(name, corrected=row.corrected))
 
 
 def _by_size(k: int) -> list[_Column]:
     return [_metric(f"macro top-{k} by training images", size, f"{size}_top{k}") for size in SIZES]
 
 
-def _train_seconds(setup: Setup) -> Summary | None:
-    return summarise([run.final["train_seconds"] for run in setup.finished if run.final])
+def _train_seconds(row: _Row) -> Summary | None:
+    return _of_training(row, lambda final: final["train_seconds"])
 
 
-def _best_epoch(setup: Setup) -> Summary | None:
+def _best_epoch(row: _Row) -> Summary | None:
     """Counted from 1."""
-    return summarise([run.final["best_epoch"] + 1 for run in setup.finished if run.final])
+    return _of_training(row, lambda final: final["best_epoch"] + 1)
+
+
+def _of_training(row: _Row, value: Callable[[dict[str, Any]], float]) -> Summary | None:
+    """None for corrected scores, which are of the same training."""
+    return None if row.corrected else summarise([value(run.final) for run in row.setup.finished if run.final])
 
 
 def settings_table(comparison: Comparison) -> Html:

@@ -1,12 +1,14 @@
-"""The network of a run, with its best weights."""
+"""The network of a run, with its best weights, and the correction of its scores."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from torch import nn
 
 from shortlist.program.models.build import Classifier, build_model, load_weights
 from shortlist.program.runs.folder import BEST, RunFolder
-from shortlist.program.runs.records import read_classes, read_preprocess
+from shortlist.program.runs.records import read_classes, read_correction, read_preprocess
+from shortlist.sets import PriorCorrection
 
 
 def load_model(run: RunFolder, input_shape: tuple[int, ...] = ()) -> Classifier:
@@ -29,6 +31,21 @@ def load_model(run: RunFolder, input_shape: tuple[int, ...] = ()) -> Classifier:
 def load_best(model: nn.Module, run: RunFolder, input_shape: tuple[int, ...]) -> None:
     """Load the best weights of a run into its network."""
     load_weights(model, run.load_best(), _misfit(run, input_shape))
+
+
+def prior_correction(train_images: Sequence[int]) -> PriorCorrection:
+    """A correction for classes of these sizes. A class without a training image is never suggested."""
+    return PriorCorrection(train_images, leave_out=[label for label, count in enumerate(train_images) if count == 0])
+
+
+def load_correction(run: RunFolder) -> PriorCorrection | None:
+    """The correction that a finished run chose for its scores; None if it has none."""
+    recorded = read_correction(run)
+    if recorded is None:
+        return None
+    correction = prior_correction(read_classes(run).train_images)
+    correction.tau.fill_(recorded.tau)
+    return correction
 
 
 def _misfit(run: RunFolder, input_shape: tuple[int, ...]) -> str:

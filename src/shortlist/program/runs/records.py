@@ -13,6 +13,7 @@ from shortlist.program.runs.folder import RunFolder
 from shortlist.program.text import counted, some_of
 
 _CLASSES, _PREPROCESS, _FACTS, _RESULT = "classes.json", "preprocess.json", "facts.json", "final.json"
+_CORRECTION = "correction.json"
 _LARGEST_SIDE = 2**14  # of images in pixels
 
 Check = Callable[[Any], bool]
@@ -24,6 +25,28 @@ class Classes:
 
     names: tuple[str, ...]
     train_images: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Correction:
+    """How the scores of a run are corrected for the prior, and what that rests on."""
+
+    tau: float
+    metric: str
+    """The accuracy that tau was chosen by, such as macro_top5."""
+    images: int
+    """Validation images that tau rests on."""
+    classes: int
+    """Classes that have one of these images."""
+    num_classes: int
+    val: dict[str, float | None]
+    """Metrics of these images after the correction. Too good: tau was chosen on them."""
+
+    def __str__(self) -> str:
+        average, _, k = self.metric.partition("_top")
+        images = counted(self.images, "validation image")
+        of_classes = f"{self.classes:,} of {counted(self.num_classes, 'class', 'classes')}"
+        return f"tau = {self.tau:.3g}, chosen for {average} top-{k} on {images} of {of_classes}"
 
 
 class _Record:
@@ -80,11 +103,31 @@ def read_result(run: RunFolder) -> dict[str, Any]:
     """The content of ``final.json``, with all entries that tables and pages show."""
     record = _Record(run, _RESULT)
     record.require("best_epoch", is_whole, "a whole number >= 0")
-    record.require("select", lambda value: is_text(value) and METRIC.fullmatch(value) is not None, "like macro_top5")
+    record.require("select", _is_metric, "like macro_top5")
     for name in ("val", "test"):
         record.require(name, lambda value: isinstance(value, dict) and are_metrics(value), "numbers by name")
+    record.optional("test_corrected", lambda value: isinstance(value, dict) and are_metrics(value), "numbers by name")
     record.require("train_seconds", is_number, "a number")
     return record.entries
+
+
+def write_correction(run: RunFolder, correction: Correction) -> None:
+    run.write_json(_CORRECTION, dataclasses.asdict(correction))
+
+
+def read_correction(run: RunFolder) -> Correction | None:
+    """The correction of a finished run; None if its result is without one, as that of earlier versions."""
+    if not run.finished or "test_corrected" not in read_result(run):
+        return None
+    record = _Record(run, _CORRECTION)
+    return Correction(
+        tau=record.require("tau", lambda value: is_number(value) and value >= 0, "a number >= 0"),
+        metric=record.require("metric", _is_metric, "like macro_top5"),
+        val=record.require("val", lambda value: isinstance(value, dict) and are_metrics(value), "numbers by name"),
+        **{
+            name: record.require(name, is_whole, "a whole number >= 0") for name in ("images", "classes", "num_classes")
+        },
+    )
 
 
 def write_facts(run: RunFolder, problem: Problem) -> None:
@@ -188,6 +231,10 @@ def _changed_classes(problem: Problem, run: RunFolder) -> str:
         if size != size_before
     ]
     return f" ({some_of(changes)})" if changes else ""
+
+
+def _is_metric(value: Any) -> bool:
+    return is_text(value) and METRIC.fullmatch(value) is not None
 
 
 def _list_of(is_valid: Check, length: int | None = None) -> Check:

@@ -2,7 +2,8 @@
 
 import csv
 import io
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -15,12 +16,14 @@ from shortlist.metrics import TopKMetrics, scores_above
 from shortlist.program.data.base import Problem, Split, evaluation_plan
 from shortlist.program.data.catalogue import load_problem
 from shortlist.program.runs.folder import RunFolder
-from shortlist.program.runs.model import load_model
+from shortlist.program.runs.model import load_correction, load_model
 from shortlist.program.runs.records import refuse_other_data
 from shortlist.program.text import spreadsheet_cell
 from shortlist.program.training.predict import autocast, pick_device
+from shortlist.sets import PriorCorrection
 
 _FEWEST_SUGGESTIONS_KEPT = 10
+_MOST_SCORES_KEPT = 2**28  # a GiB
 
 
 @dataclass(frozen=True)
@@ -41,6 +44,8 @@ class Evaluation:
     """``(N, S)`` their scores."""
     above: Tensor
     """``(N,)`` number of scores above the label's: the image is correct at K if it is below K."""
+    corrected: "Evaluation | None" = None
+    """The same images with scores corrected for the prior, if there was a correction."""
 
     @property
     def predictions(self) -> dict[str, Tensor]:
@@ -67,6 +72,50 @@ class Evaluation:
         return text.getvalue()
 
 
+class _Tally:
+    """Counts this rank's share of the images, then adds up the shares."""
+
+    def __init__(self, problem: Problem, split: Split, ks: Sequence[int], device: torch.device) -> None:
+        self._metrics = TopKMetrics(len(problem.classes), ks, problem.class_counts, sync_on_compute=False).to(device)
+        self._kept = min(max(_FEWEST_SUGGESTIONS_KEPT, *ks), len(problem.classes))
+        # Zero for the images of other ranks, so that a sum over ranks gives each image its row.
+        self._read = torch.zeros(len(split), dtype=torch.int64, device=device)
+        self._labels, self._above = torch.zeros_like(self._read), torch.zeros_like(self._read)
+        self._suggestions = torch.zeros(len(split), self._kept, dtype=torch.int64, device=device)
+        self._scores = torch.zeros(len(split), self._kept, device=device)
+
+    def add(self, output: Tensor, target: Tensor, indices: Tensor) -> None:
+        self._metrics.update(output, target)
+        top = output.topk(self._kept)
+        self._read[indices] += 1
+        self._labels[indices], self._above[indices] = target, scores_above(output, target)
+        self._suggestions[indices], self._scores[indices] = top.indices, top.values
+
+    def result(self, split: Split, world_size: int) -> Evaluation:
+        if world_size > 1:
+            for tensor in (self._read, self._labels, self._suggestions, self._scores, self._above):
+                dist.all_reduce(tensor)
+        assert self._read.max() <= 1, "an image was counted twice"
+        if not self._read.any():
+            raise ShortlistError(f"none of {len(split)} images could be read: {'; '.join(split.skipped[:3])}")
+        with self._metrics.sync_context(should_sync=world_size > 1):
+            values, per_class, seen = numbers_of(self._metrics), self._metrics.per_class(), self._metrics.seen.cpu()
+        return Evaluation(
+            metrics=values,
+            per_class={k: accuracy.cpu() for k, accuracy in per_class.items()},
+            seen=seen,
+            labels=torch.where(self._read == 1, self._labels, -1).cpu(),
+            suggestions=self._suggestions.cpu(),
+            scores=self._scores.cpu(),
+            above=self._above.cpu(),
+        )
+
+
+def numbers_of(metrics: TopKMetrics) -> dict[str, float | None]:
+    """The metrics as numbers; None for a mean over no class."""
+    return {name: None if value.isnan() else value.item() for name, value in metrics.compute().items()}
+
+
 @torch.inference_mode()
 def evaluate(
     model: nn.Module,
@@ -78,51 +127,68 @@ def evaluate(
     batch_size: int,
     rank: int = 0,
     world_size: int = 1,
+    correction: PriorCorrection | None = None,
 ) -> Evaluation:
-    """Evaluate this rank's share of the images, then add up the shares."""
-    metrics = TopKMetrics(len(problem.classes), ks, problem.class_counts, sync_on_compute=False).to(device)
-    kept = min(max(_FEWEST_SUGGESTIONS_KEPT, *ks), len(problem.classes))
+    """Evaluate this rank's share of the images, then add up the shares; with a correction, without and with it."""
+    plain = _Tally(problem, split, ks, device)
+    corrected = None if correction is None else _Tally(problem, split, ks, device)
+    plan = evaluation_plan(len(split), batch_size, rank, world_size)
+    for output, target, indices in _outputs(model, split, plan, device):
+        plain.add(output, target, indices)
+        if corrected is not None and correction is not None:
+            corrected.add(correction(output), target, indices)
+    result = plain.result(split, world_size)
+    return result if corrected is None else replace(result, corrected=corrected.result(split, world_size))
+
+
+@torch.inference_mode()
+def validation_scores(
+    model: nn.Module,
+    problem: Problem,
+    *,
+    device: torch.device,
+    batch_size: int,
+    rank: int = 0,
+    world_size: int = 1,
+) -> tuple[Tensor, Tensor]:
+    """``(N, L)`` scores and ``(N,)`` labels of the validation images that could be read, on every rank.
+
+    Of more images than memory should hold, evenly spaced ones.
+    """
+    split, num_classes = problem.val, len(problem.classes)
+    every = max(1, math.ceil(len(split) * num_classes / _MOST_SCORES_KEPT))
+    chosen = torch.arange(0, len(split), every)
     # Zero for the images of other ranks, so that a sum over ranks gives each image its row.
-    read = torch.zeros(len(split), dtype=torch.int64, device=device)
+    scores = torch.zeros(len(chosen), num_classes, device=device)
+    read = torch.zeros(len(chosen), dtype=torch.int64, device=device)
     labels = torch.zeros_like(read)
-    suggestions = torch.zeros(len(split), kept, dtype=torch.int64, device=device)
-    scores = torch.zeros(len(split), kept, device=device)
-    above = torch.zeros_like(read)
+    plan = [chosen[part] for part in evaluation_plan(len(chosen), batch_size, rank, world_size)]
+    for output, target, indices in _outputs(model, split, plan, device):
+        rows = indices // every
+        scores[rows], labels[rows], read[rows] = output, target, 1
+    if world_size > 1:
+        for tensor in (scores, labels, read):
+            dist.all_reduce(tensor)
+    is_read = read == 1
+    return scores[is_read], labels[is_read]
+
+
+def _outputs(
+    model: nn.Module, split: Split, plan: list[Tensor], device: torch.device
+) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """Scores, labels and places of the images of each batch that could be read."""
     was_training = model.training
     model.eval()
-    plan = evaluation_plan(len(split), batch_size, rank, world_size)
     for inputs, target, indices in split.batches(plan, device):
         if len(target):
-            output = model(inputs).float()
-            metrics.update(output, target)
-            top = output.topk(kept)
-            read[indices] += 1
-            labels[indices], suggestions[indices], scores[indices] = target, top.indices, top.values
-            above[indices] = scores_above(output, target)
+            yield model(inputs).float(), target, indices
     model.train(was_training)
-    if world_size > 1:
-        for tensor in (read, labels, suggestions, scores, above):
-            dist.all_reduce(tensor)
-    assert read.max() <= 1, "an image was counted twice"
-    if not read.any():
-        raise ShortlistError(f"none of {len(split)} images could be read: {'; '.join(split.skipped[:3])}")
-    with metrics.sync_context(should_sync=world_size > 1):
-        values, per_class, seen = metrics.compute(), metrics.per_class(), metrics.seen.cpu()
-    return Evaluation(
-        metrics={name: None if value.isnan() else value.item() for name, value in values.items()},
-        per_class={k: accuracy.cpu() for k, accuracy in per_class.items()},
-        seen=seen,
-        labels=torch.where(read == 1, labels, -1).cpu(),
-        suggestions=suggestions.cpu(),
-        scores=scores.cpu(),
-        above=above.cpu(),
-    )
 
 
 def evaluate_run(
     run: RunFolder, *, split: str = "test", ks: Sequence[int] = (), root: str = "", device: str = "auto"
 ) -> tuple[Evaluation, Problem]:
-    """Evaluate the best weights of a run on one of its splits.
+    """Evaluate the best weights of a run on one of its splits, and with its correction if it has one.
 
     Args:
         run: The run.
@@ -140,8 +206,17 @@ def evaluate_run(
     refuse_other_data(problem, run)
     where = pick_device(device)
     model = load_model(run, problem.input_shape).to(where)
+    correction = load_correction(run)
     batch_size = config.train.eval_batch_size
     ks = ks or config.all_ks
     with autocast(config.train.precision, where):
-        result = evaluate(model, problem, problem.split(split), ks, device=where, batch_size=batch_size)
+        result = evaluate(
+            model,
+            problem,
+            problem.split(split),
+            ks,
+            device=where,
+            batch_size=batch_size,
+            correction=correction and correction.to(where),
+        )
     return result, problem

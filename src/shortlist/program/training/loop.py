@@ -8,8 +8,8 @@ last bit, on a GPU as far as its kernels, which cuDNN may choose differently, ar
 import hashlib
 import math
 import time
-from collections.abc import Sequence
-from contextlib import ExitStack, nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -26,16 +26,23 @@ from shortlist.program.data.in_memory import TensorSplit
 from shortlist.program.runs.environment import environment
 from shortlist.program.runs.folder import BEST, RunFolder, as_safetensors, default_folder, file_digest
 from shortlist.program.runs.model import load_best
-from shortlist.program.runs.records import refuse_other_data, refuse_other_training_images, write_facts
+from shortlist.program.runs.records import (
+    refuse_other_data,
+    refuse_other_training_images,
+    write_correction,
+    write_facts,
+)
 from shortlist.program.text import some_of
 from shortlist.program.training.build import Parts, build, undefined_metric
 from shortlist.program.training.callbacks import Callback, ProgressDisplay, TensorBoard
 from shortlist.program.training.checkpoint import Position, lines_of, restore, training_state
 from shortlist.program.training.class_weights import set_class_weights
+from shortlist.program.training.correction import fit_correction
 from shortlist.program.training.evaluate import Evaluation, evaluate
 from shortlist.program.training.signals import StopRequests, stop_requests
 from shortlist.program.training.step import uncompiled
 from shortlist.program.training.thumbnails import save_pictures
+from shortlist.sets import PriorCorrection
 
 _LOOK_EVERY = 50  # steps between reading the loss, which makes a GPU wait
 
@@ -130,7 +137,8 @@ class Trainer:
         self.say(f"testing the weights of epoch {self.position.best_epoch + 1}")
         self.fabric.barrier()  # no rank reads the weights before they are written
         load_best(self.parts.network, self.run, self.problem.input_shape)
-        result = self._evaluate("test")
+        correction = self._fit_correction()
+        result = self._evaluate("test", correction)
         skipped = self._skipped()
         if result.ties:
             self.say(result.ties)
@@ -139,6 +147,26 @@ class Trainer:
         if self.writes:
             self._write_result(result, skipped)
         self.fabric.barrier()  # no rank reads the result before it is written
+
+    def _fit_correction(self) -> PriorCorrection | None:
+        """Choose the correction for the prior on the validation images, and record it; None without one."""
+        with self._ready_to_evaluate():
+            found = fit_correction(
+                self.parts.model,
+                self.problem,
+                self.config,
+                device=self.fabric.device,
+                rank=self.fabric.global_rank,
+                world_size=self.fabric.world_size,
+                say=self.say,
+            )
+        if found is None:
+            return None
+        correction, chosen = found
+        self.say(f"scores are corrected for the prior: {chosen}")
+        if self.writes:
+            write_correction(self.run, chosen)
+        return correction
 
     def say(self, message: str) -> None:
         for callback in self.callbacks:
@@ -280,11 +308,16 @@ class Trainer:
         self.position.best_at_smaller_ks = at_smaller_ks
         return True
 
-    def _evaluate(self, split: str) -> Evaluation:
+    @contextmanager
+    def _ready_to_evaluate(self) -> Iterator[None]:
         if self.fabric.world_size > 1:  # each rank has batch statistics of its own
             for buffer in self.parts.network.buffers():
                 dist.broadcast(buffer, 0)
         with uncompiled(self.config):
+            yield
+
+    def _evaluate(self, split: str, correction: PriorCorrection | None = None) -> Evaluation:
+        with self._ready_to_evaluate():
             return evaluate(
                 self.parts.model,
                 self.problem,
@@ -294,6 +327,7 @@ class Trainer:
                 batch_size=self.config.train.eval_batch_size,
                 rank=self.fabric.global_rank,
                 world_size=self.fabric.world_size,
+                correction=correction,
             )
 
     def _checkpoint(self, *, is_best: bool = False) -> None:
@@ -335,6 +369,7 @@ class Trainer:
                 "select": self.config.select_metric,
                 "val": {name[4:]: value for name, value in best_line.items() if name.startswith("val_")},
                 "test": result.metrics,
+                **({"test_corrected": result.corrected.metrics} if result.corrected else {}),
                 "train_seconds": self.position.seconds,
                 "skipped_images": len(skipped),
                 "skipped_files": skipped,

@@ -5,13 +5,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from shortlist.errors import ShortlistError
 from shortlist.program.data.image_folder import files_below
 from shortlist.program.data.image_io import SUFFIXES, evaluation_transform, read_image
 from shortlist.program.runs.folder import RunFolder
-from shortlist.program.runs.model import load_model
+from shortlist.program.runs.model import load_correction, load_model
 from shortlist.program.runs.records import read_classes, read_preprocess
 
 _AT_ONCE = 64
@@ -29,14 +29,17 @@ class Predictor:
     Args:
         run: A run with at least one finished epoch.
         device: Where to compute.
+        correct: Correct the scores as the run chose to, if it did.
     """
 
-    def __init__(self, run: RunFolder, device: str = "auto") -> None:
+    def __init__(self, run: RunFolder, device: str = "auto", *, correct: bool = True) -> None:
         if run.config.data.name == "embeddings":
             raise ShortlistError(f"{run.path} was trained on embeddings, not images: it cannot suggest for images")
         self.device, self.precision = pick_device(device), run.config.train.precision
         self.model = load_model(run).to(self.device).eval()
         self.preprocess, self.classes = read_preprocess(run), read_classes(run).names
+        correction = load_correction(run) if correct else None
+        self._correct = nn.Identity() if correction is None else correction.to(self.device)
 
     @torch.inference_mode()
     def suggest(
@@ -68,7 +71,7 @@ class Predictor:
                 continue
             with autocast(self.precision, self.device):
                 output = self.model(self.preprocess.normalise(torch.stack(images).to(self.device)))
-            top = output.float().topk(k)
+            top = self._correct(output.float()).topk(k)
             for path, classes, scores in zip(readable, top.indices.tolist(), top.values.tolist(), strict=True):
                 yield path, [Suggestion(self.classes[c], score) for c, score in zip(classes, scores, strict=True)]
 
