@@ -22,7 +22,7 @@ _SYMBOLS = {
 }
 
 
-def loss_settings(loss: LossConfig) -> str:
+def loss_settings(loss: LossConfig, digits: int = 6) -> str:
     """The settings of the loss itself.
 
     Example:
@@ -31,7 +31,9 @@ def loss_settings(loss: LossConfig) -> str:
         'K = 5, ε = 0.2, B = 10'
     """
     changed = {name: getattr(loss, name) for name in COMMON if getattr(loss, name) != getattr(type(loss), name)}
-    return ", ".join(f"{_SYMBOLS[name]} = {shown(value)}" for name, value in (loss.settings() | changed).items())
+    return ", ".join(
+        f"{_SYMBOLS[name]} = {shown(value, digits)}" for name, value in (loss.settings() | changed).items()
+    )
 
 
 def settings(config: RunConfig) -> dict[str, Any]:
@@ -43,12 +45,12 @@ def settings(config: RunConfig) -> dict[str, Any]:
     return flat | {"recipe": nested["recipe"]}
 
 
-def shown(value: Any) -> str:
+def shown(value: Any, digits: int = 6) -> str:
     """A value as a person would type it."""
     if isinstance(value, list | tuple):
-        return ", ".join(map(shown, value)) or "none"
+        return ", ".join(shown(item, digits) for item in value) or "none"
     if isinstance(value, float):
-        return f"{value:g}"
+        return f"{value:.{digits}g}"
     if isinstance(value, bool):
         return "yes" if value else "no"
     return str(value)
