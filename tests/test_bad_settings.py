@@ -91,6 +91,49 @@ def test_k_must_be_an_integer(call: Callable[..., object], value: object) -> Non
         call(value)
 
 
+SEVERAL_K = {name: call for name, call in (LOSS_OF_K | MODULE_OF_K).items() if "noised" in name.lower()}
+
+
+@pytest.mark.parametrize("call", SEVERAL_K.values(), ids=SEVERAL_K)
+@pytest.mark.parametrize(
+    ("value", "rule", "shown"),
+    [
+        ((), "several, such as (1, 3, 5)", "()"),
+        ((1, 2, 1), "different integers", "(1, 2, 1)"),
+        ((1, 2.0), "an integer", "2.0"),
+        ((1, True), "an integer", "True"),
+        (("1", 2), "an integer", "'1'"),
+        ([1, 2], "an integer", "[1, 2]"),
+        ((2, 0), "", "0"),
+    ],
+)
+def test_several_k_are_different_integers(call: Callable[..., object], value: object, rule: str, shown: str) -> None:
+    call((2, 1))
+    with rejects("k", rule, shown):
+        call(value)
+
+
+@pytest.mark.parametrize("call", LOSS_OF_K.keys() & SEVERAL_K.keys())
+def test_none_of_several_k_may_be_too_large(call: str) -> None:
+    with rejects("k", f"in [1, {L - 1}] for {L} classes", L):
+        LOSS_OF_K[call]((1, L))
+
+
+@pytest.mark.parametrize("build", [F.noised_topk_hinge, sl.NoisedTopKHinge], ids=["function", "Module"])
+@rejected_values(-0.1, math.inf, math.nan, "1", None, True)
+def test_the_margin_is_a_finite_number_that_is_not_negative(build: Callable[..., object], value: object) -> None:
+    inputs = (SCORES, TARGET) if build is F.noised_topk_hinge else ()
+    with rejects("margin", ">= 0", repr(value)):
+        build(*inputs, 2, margin=value)
+
+
+@pytest.mark.parametrize("call", SEVERAL_K.values(), ids=SEVERAL_K)
+@rejected_values(1, None, "yes")
+def test_relative_is_true_or_false(call: Callable[..., object], value: object) -> None:
+    with rejects("relative", "True or False", repr(value)):
+        call(2, relative=value)
+
+
 @pytest.mark.parametrize("module", MODULE_OF_K.values(), ids=MODULE_OF_K)
 @rejected_values(0, -1)
 def test_a_module_rejects_k_below_1_in_its_constructor(module: Callable[..., torch.nn.Module], value: int) -> None:

@@ -147,10 +147,14 @@ def test_integer_class_counts_survive_a_change_of_dtype(
         (sl.SmoothTopKHinge(3, tau=0.5), "SmoothTopKHinge(k=3, tau=0.5, reduction='mean')"),
         (sl.FocalLoss(gamma=1.5), "FocalLoss(gamma=1.5, reduction='mean')"),
         (sl.LDAMLoss([1, 2]), "LDAMLoss(max_margin=0.5, scale=30.0, reduction='mean')"),
-        (sl.NoisedTopKHinge(3), "NoisedTopKHinge(k=3, epsilon=0.2, n_samples=5, reduction='mean')"),
+        (
+            sl.NoisedTopKHinge((5, 1), margin=2.0),
+            "NoisedTopKHinge(k=(1, 5), epsilon=0.2, relative=False, n_samples=5, margin=2.0, reduction='mean')",
+        ),
         (
             sl.ImbalancedNoisedTopKHinge([1, 2], 1, n_samples=2),
-            "ImbalancedNoisedTopKHinge(k=1, epsilon=0.01, n_samples=2, max_margin=0.2, scale=50.0, reduction='mean')",
+            "ImbalancedNoisedTopKHinge(k=1, epsilon=0.01, relative=False, n_samples=2, max_margin=0.2, scale=50.0, "
+            "reduction='mean')",
         ),
         (sl.CosineLinear(2, 3), "CosineLinear(in_features=2, out_features=3)"),
     ],

@@ -28,6 +28,7 @@ from shortlist.kernels.dispatch import Impl, supports
 from shortlist.ops.batch import Reduction, ScoredBatch, checked_num_classes
 from shortlist.ops.checks import (
     ClassCounts,
+    Ks,
     check_floating,
     check_k,
     check_not_negative,
@@ -353,10 +354,12 @@ def logit_adjusted(
 def noised_topk_hinge(
     scores: Tensor,
     target: Tensor,
-    k: int,
+    k: Ks,
     *,
     epsilon: float = 0.2,
+    relative: bool = False,
     n_samples: float = 5,
+    margin: float = 1.0,
     noise: Tensor | None = None,
     generator: torch.Generator | None = None,
     weight: Tensor | None = None,
@@ -365,15 +368,23 @@ def noised_topk_hinge(
 ) -> Tensor:
     """Noised top-K hinge: the calibrated hinge with its (K+1)-th largest score averaged over Gaussian noise.
 
-    ``(1 + mean over B draws of the (K+1)-th largest of (s + epsilon Z) - s_y)_+``. Where the loss is positive, its
-    gradient is -1 at the label plus 1/B at the class found in each draw: at most B + 1 non-zeros in a row.
+    ``(margin + mean over B draws of the (K+1)-th largest of (s + epsilon Z) - s_y)_+``. Where the loss is positive, its
+    gradient is -1 at the label plus 1/B at the class found in each draw: at most B + 1 non-zeros in a row. For several
+    K it is the mean of their losses, all from the same draws, and the gradient has at most B + 1 non-zeros for each K,
+    the label shared.
 
     Args:
         scores: ``(N, L)`` scores; ``(L,)`` and ``(N, L, d1, ...)`` work too.
         target: ``(N,)`` labels, or probabilities shaped like the scores.
-        k: Number of suggestions, from 1 to L - 1.
-        epsilon: Standard deviation of the noise, in units of the scores; 0 gives ``calibrated_topk_hinge``.
+        k: Number of suggestions, from 1 to L - 1; or several different ones, such as ``(1, 3, 5)``.
+        epsilon: Standard deviation of the noise, in units of the scores; 0 gives ``calibrated_topk_hinge`` (if the
+            margin is 1).
+        relative: Measure ``epsilon`` in units of each row's spread instead: the standard deviation (of a population,
+            without Bessel's correction) of its 2K + 2 largest scores, K being the largest of several; of all scores if
+            there are fewer. The spread has no gradient. Scores and margin may then be in any unit: multiplied by c,
+            they give c times the loss. A row whose spread is 0 gets no noise.
         n_samples: Number B of draws, up to 2^24; ``math.inf`` computes the expectation without noise (``exact_topk``).
+        margin: By how much the label's score must exceed the smoothed (K+1)-th largest.
         noise: ``(N, L, B)`` draws to use instead of fresh ones: the shape of ``scores``, then B.
         generator: Source of the draws; by default that of the device. Ranks that share its seed still draw different
             noise.
@@ -383,6 +394,8 @@ def noised_topk_hinge(
         >>> scores, target = torch.tensor([[3.0, 2.5, 1.0]]), torch.tensor([2])
         >>> noised_topk_hinge(scores, target, k=1, epsilon=1.0, noise=torch.tensor([[[0.0], [1.0], [0.0]]]))
         tensor(3.)
+        >>> noised_topk_hinge(scores, target, k=(1, 2), epsilon=1.0, noise=torch.tensor([[[0.0], [1.0], [0.0]]]))
+        tensor(2.)
 
     Reference:
         Garcin et al., Stochastic smoothing of the top-K calibrated hinge loss for deep imbalanced classification,
@@ -392,9 +405,11 @@ def noised_topk_hinge(
         scores,
         target,
         k,
+        margin=margin,
         margins_L=None,
         scale=1.0,
         epsilon=epsilon,
+        relative=relative,
         n_samples=n_samples,
         noise=noise,
         generator=generator,
@@ -408,9 +423,10 @@ def imbalanced_noised_topk_hinge(
     scores: Tensor,
     target: Tensor,
     class_counts: ClassCounts,
-    k: int,
+    k: Ks,
     *,
     epsilon: float = 0.01,
+    relative: bool = False,
     n_samples: float = 5,
     max_margin: float = 0.2,
     scale: float = 50.0,
@@ -429,8 +445,7 @@ def imbalanced_noised_topk_hinge(
         scores: ``(N, L)`` scores; ``(L,)`` and ``(N, L, d1, ...)`` work too.
         target: ``(N,)`` labels, or probabilities shaped like the scores.
         class_counts: ``(L,)`` number of training images of each class.
-        k: Number of suggestions, from 1 to L - 1.
-        epsilon, n_samples, noise, generator: As in ``noised_topk_hinge``.
+        k, epsilon, relative, n_samples, noise, generator: As in ``noised_topk_hinge``.
         max_margin: Margin of the rarest class.
         scale: Factor of the loss.
         weight, ignore_index, reduction: As in ``F.cross_entropy``.
@@ -453,6 +468,7 @@ def imbalanced_noised_topk_hinge(
         max_margin=max_margin,
         scale=scale,
         epsilon=epsilon,
+        relative=relative,
         n_samples=n_samples,
         noise=noise,
         generator=generator,
@@ -463,7 +479,13 @@ def imbalanced_noised_topk_hinge(
 
 
 def hinge_with_margins(
-    scores: Tensor, target: Tensor, k: int, *, relative_margins_L: Tensor, max_margin: float, **settings: Any
+    scores: Tensor,
+    target: Tensor,
+    k: Ks,
+    *,
+    relative_margins_L: Tensor,
+    max_margin: float,
+    **settings: Any,
 ) -> Tensor:
     """``imbalanced_noised_topk_hinge`` from margins that were computed before, as fractions of ``max_margin``.
 
@@ -471,7 +493,7 @@ def hinge_with_margins(
     """
     check_per_class("class_counts", relative_margins_L, checked_num_classes(scores))
     check_not_negative("max_margin", max_margin, working_dtype(scores.dtype))
-    return noised_hinge(scores, target, k, margins_L=max_margin * relative_margins_L, **settings)
+    return noised_hinge(scores, target, k, margin=0.0, margins_L=max_margin * relative_margins_L, **settings)
 
 
 def _gaps_to_others(batch: ScoredBatch, k: int) -> tuple[Tensor, Tensor]:

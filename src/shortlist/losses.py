@@ -13,16 +13,18 @@ from shortlist import functional
 from shortlist.ops.batch import Reduction, check_reduction
 from shortlist.ops.checks import (
     ClassCounts,
+    Ks,
     can_read,
     check_at_least_one,
+    check_flag,
     check_floating,
     check_integer,
-    check_k,
     check_n_samples,
     check_not_negative,
     check_positive,
     check_weight,
     checked_class_counts,
+    sorted_ks,
 )
 from shortlist.ops.class_counts import class_margins
 
@@ -317,27 +319,31 @@ class LogitAdjustedLoss(_ClassCountLoss):
         return functional.logit_adjusted(scores, target, self.class_counts, tau=self.tau, **self._shared())
 
 
-class _NoisedLoss(_TopKLoss):
-    _shown: tuple[str, ...] = ("k", "epsilon", "n_samples", "eval_n_samples")
+class _NoisedLoss(_Loss):
     scale = 1.0
 
     def __init__(
         self,
-        k: int,
+        k: Ks,
         *,
-        epsilon: float = 0.2,
-        n_samples: float = 5,
-        eval_n_samples: float | None = None,
-        weight: Tensor | None = None,
-        ignore_index: int = -100,
-        reduction: Reduction = "mean",
+        epsilon: float,
+        relative: bool,
+        n_samples: float,
+        eval_n_samples: float | None,
+        weight: Tensor | None,
+        ignore_index: int,
+        reduction: Reduction,
     ) -> None:
-        super().__init__(k, weight=weight, ignore_index=ignore_index, reduction=reduction)
+        super().__init__(weight, ignore_index, reduction)
+        ks = sorted_ks(k)
+        self.k = ks if len(ks) > 1 else ks[0]
         check_not_negative("epsilon", epsilon)
+        check_flag("relative", relative)
         check_n_samples(n_samples)
         if eval_n_samples is not None:
             check_n_samples(eval_n_samples, "eval_n_samples")
         self.epsilon = epsilon
+        self.relative = relative
         self.n_samples = n_samples
         self.eval_n_samples = eval_n_samples
 
@@ -351,21 +357,25 @@ class _NoisedLoss(_TopKLoss):
 
     def margins_of(self, labels_R: Tensor, dtype: torch.dtype) -> Tensor | float:
         """Each row's margin, for heads that compute the loss themselves."""
-        return 1.0
+        raise NotImplementedError
 
 
 class NoisedTopKHinge(_NoisedLoss):
     """Noised top-K hinge: the calibrated hinge with its (K+1)-th largest score averaged over Gaussian noise.
 
-    ``(1 + mean over B draws of the (K+1)-th largest of (s + epsilon Z) - s_y)_+``. Module of
-    ``shortlist.functional.noised_topk_hinge``; give ``noise`` or ``generator`` when you call it.
+    ``(margin + mean over B draws of the (K+1)-th largest of (s + epsilon Z) - s_y)_+``; for several K the mean of their
+    losses, all from the same draws. Module of ``shortlist.functional.noised_topk_hinge``; give ``noise`` or
+    ``generator`` when you call it.
 
     Args:
-        k: Number of suggestions, from 1 to L - 1.
+        k: Number of suggestions, from 1 to L - 1; or several different ones, such as ``(1, 3, 5)``.
         epsilon: Standard deviation of the noise, in units of the scores.
+        relative: Measure ``epsilon`` in units of the standard deviation of each row's 2K + 2 largest scores instead, K
+            being the largest of several.
         n_samples: Number B of draws; ``math.inf`` computes the expectation without noise.
         eval_n_samples: The same in evaluation mode; by default ``n_samples``. ``math.inf`` makes evaluation
             deterministic.
+        margin: By how much the label's score must exceed the smoothed (K+1)-th largest.
         weight, ignore_index, reduction: As in ``nn.CrossEntropyLoss``.
 
     Example:
@@ -373,6 +383,34 @@ class NoisedTopKHinge(_NoisedLoss):
         >>> loss(torch.zeros(1, 2), torch.tensor([0]))
         tensor(0.4358)
     """
+
+    _shown = ("k", "epsilon", "relative", "n_samples", "eval_n_samples", "margin")
+
+    def __init__(
+        self,
+        k: Ks,
+        *,
+        epsilon: float = 0.2,
+        relative: bool = False,
+        n_samples: float = 5,
+        margin: float = 1.0,
+        eval_n_samples: float | None = None,
+        weight: Tensor | None = None,
+        ignore_index: int = -100,
+        reduction: Reduction = "mean",
+    ) -> None:
+        super().__init__(
+            k,
+            epsilon=epsilon,
+            relative=relative,
+            n_samples=n_samples,
+            eval_n_samples=eval_n_samples,
+            weight=weight,
+            ignore_index=ignore_index,
+            reduction=reduction,
+        )
+        check_not_negative("margin", margin)
+        self.margin = margin
 
     def forward(
         self,
@@ -387,11 +425,20 @@ class NoisedTopKHinge(_NoisedLoss):
             target,
             self.k,
             epsilon=self.epsilon,
+            relative=self.relative,
             n_samples=self.active_n_samples(),
+            margin=self.margin,
             noise=noise,
             generator=generator,
             **self._shared(),
         )
+
+    def check_settings(self, dtype: torch.dtype) -> None:
+        super().check_settings(dtype)
+        check_not_negative("margin", self.margin, dtype)
+
+    def margins_of(self, labels_R: Tensor, dtype: torch.dtype) -> float:
+        return self.margin
 
 
 class ImbalancedNoisedTopKHinge(_NoisedLoss, _ClassCountLoss):
@@ -404,8 +451,7 @@ class ImbalancedNoisedTopKHinge(_NoisedLoss, _ClassCountLoss):
 
     Args:
         class_counts: ``(L,)`` number of training images of each class.
-        k: Number of suggestions, from 1 to L - 1.
-        epsilon, n_samples, eval_n_samples: As in ``NoisedTopKHinge``.
+        k, epsilon, relative, n_samples, eval_n_samples: As in ``NoisedTopKHinge``.
         max_margin: Margin of the rarest class.
         scale: Factor of the loss.
         weight, ignore_index, reduction: As in ``nn.CrossEntropyLoss``.
@@ -417,14 +463,15 @@ class ImbalancedNoisedTopKHinge(_NoisedLoss, _ClassCountLoss):
     """
 
     relative_margins: Tensor
-    _shown = ("k", "epsilon", "n_samples", "eval_n_samples", "max_margin", "scale")
+    _shown = ("k", "epsilon", "relative", "n_samples", "eval_n_samples", "max_margin", "scale")
 
     def __init__(
         self,
         class_counts: ClassCounts,
-        k: int,
+        k: Ks,
         *,
         epsilon: float = 0.01,
+        relative: bool = False,
         n_samples: float = 5,
         max_margin: float = 0.2,
         scale: float = 50.0,
@@ -436,6 +483,7 @@ class ImbalancedNoisedTopKHinge(_NoisedLoss, _ClassCountLoss):
         super().__init__(
             k,
             epsilon=epsilon,
+            relative=relative,
             n_samples=n_samples,
             eval_n_samples=eval_n_samples,
             weight=weight,
@@ -446,7 +494,7 @@ class ImbalancedNoisedTopKHinge(_NoisedLoss, _ClassCountLoss):
         check_positive("scale", scale)
         num_classes = self._register_class_counts(class_counts)
         self.register_buffer("relative_margins", class_margins(self.class_counts, 1.0), persistent=False)
-        check_k(k, num_classes - 1, num_classes)
+        sorted_ks(k, num_classes - 1, num_classes)
         self.max_margin = max_margin
         self.scale = scale
 
@@ -467,6 +515,7 @@ class ImbalancedNoisedTopKHinge(_NoisedLoss, _ClassCountLoss):
             max_margin=self.max_margin,
             scale=self.scale,
             epsilon=self.epsilon,
+            relative=self.relative,
             n_samples=self.active_n_samples(),
             noise=noise,
             generator=generator,

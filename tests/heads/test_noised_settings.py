@@ -132,6 +132,11 @@ def test_bad_calls_are_told_why(message: str, arguments: dict[str, Any]) -> None
         ("n_samples must be finite", lambda: sl.NoisedTopKHead(D, L, sl.NoisedTopKHinge(2, n_samples=math.inf))),
         ("loss must be a NoisedTopKHinge or an", lambda: sl.NoisedTopKHead(D, L, sl.TopKHinge(2))),  # type: ignore[arg-type]
         (r"k must be in \[1, 6\] for 7 classes, got 7", lambda: sl.NoisedTopKHead(D, L, sl.NoisedTopKHinge(7))),
+        (r"k must be one number .*, got \(1, 2\)", lambda: sl.NoisedTopKHead(D, L, sl.NoisedTopKHinge((1, 2)))),
+        (
+            "relative must be False in a head",
+            lambda: sl.ClassParallelNoisedTopKHead(D, L, sl.NoisedTopKHinge(2, relative=True)),
+        ),
         (
             r"class_counts must have one entry per class, shape \(8,\), got \(7,\)",
             lambda: sl.NoisedTopKHead(D, 8, loss_of(True)),

@@ -6,6 +6,7 @@ Run with ``make test-gpu`` on a machine that has one. Needs torch, pytest and, f
 import math
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 import torch
@@ -43,6 +44,7 @@ def test_losses_take_their_kernels_by_default() -> None:
     counts = torch.arange(1, 51, device="cuda")
     assert "NoisedHinge" in graph_of(sl.functional.noised_topk_hinge(scores, target, 5))
     assert "NoisedHinge" in graph_of(sl.functional.imbalanced_noised_topk_hinge(scores, target, counts, 5))
+    assert "NoisedHinge" in graph_of(sl.functional.noised_topk_hinge(scores, target, (1, 5), relative=True))
     assert "LogOddsAgainst" in graph_of(sl.functional.smooth_topk_hinge(scores, target, 5))
 
 
@@ -143,11 +145,29 @@ def test_class_counts_that_nobody_could_check_give_nan() -> None:
     assert sl.class_margins(counts, 0.5).isnan().all()
 
 
+@pytest.mark.parametrize("num_classes", [50, 1000, 10_000])
+@pytest.mark.parametrize("relative", [False, True])
+def test_several_k_by_the_kernel_have_the_expectation_of_their_exact_losses(num_classes: int, relative: bool) -> None:
+    """The mean over equal rows, whose draws differ."""
+    row, rows = torch.randn(1, num_classes, device="cuda"), 4000
+    scores, target = row.expand(rows, -1).contiguous().requires_grad_(), torch.zeros(rows, dtype=torch.int64).cuda()
+    settings: dict[str, Any] = {"epsilon": 0.5, "margin": 6.0, "relative": relative}
+    loss = sl.functional.noised_topk_hinge(scores, target, (1, 3, 5), n_samples=5, **settings)
+    (gradient,) = torch.autograd.grad(loss, scores)
+    exact = row.double().requires_grad_()
+    expected = sl.functional.noised_topk_hinge(exact, target[:1], (1, 3, 5), n_samples=math.inf, **settings)
+    (expected_gradient,) = torch.autograd.grad(expected, exact)
+    torch.testing.assert_close(loss.double(), expected, rtol=0, atol=0.01)
+    torch.testing.assert_close(gradient.sum(0).double(), expected_gradient[0], rtol=0, atol=0.02)
+    assert ((gradient != 0).sum(1) <= 5 * 3 + 1).all()
+
+
 @pytest.mark.parametrize("num_classes", [50, 20_000])
-def test_cuda_graphs_replay_fresh_noise(num_classes: int) -> None:
+@pytest.mark.parametrize("settings", [{"k": 5}, {"k": (1, 3, 5)}, {"k": (1, 3, 5), "relative": True}], ids=str)
+def test_cuda_graphs_replay_fresh_noise(num_classes: int, settings: dict[str, Any]) -> None:
     """For short rows, and for long ones, where several programs share a row and count each other."""
     scores, target = torch.randn(4, num_classes, device="cuda"), torch.arange(4, device="cuda")
-    loss = sl.NoisedTopKHinge(5, epsilon=0.5)
+    loss = sl.NoisedTopKHinge(**settings, epsilon=0.5)
     loss(scores, target)
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()

@@ -1,6 +1,7 @@
 """Each loss for one row and one label, written as literally as its formula: slow, and hard to get wrong."""
 
 import itertools
+import math
 
 import torch
 from torch import Tensor
@@ -63,9 +64,15 @@ def balanced_softmax(row: Tensor, label: int, class_counts: Tensor) -> Tensor:
     return -(weighted[label] / weighted.sum()).log()
 
 
-def noised_topk_hinge(row: Tensor, label: int, k: int, epsilon: float, noise: Tensor) -> Tensor:
+def noised_topk_hinge(row: Tensor, label: int, k: int, epsilon: float, noise: Tensor, margin: float = 1.0) -> Tensor:
     rivals = [kth_largest(row + epsilon * draw, k + 1) for draw in noise.T]
-    return (1 + sum(rivals) / len(rivals) - row[label]).relu()
+    return (margin + sum(rivals) / len(rivals) - row[label]).relu()
+
+
+def spread(row: Tensor, k: int) -> float:
+    best = sorted(row.tolist(), reverse=True)[: 2 * k + 2]
+    mean = sum(best) / len(best)
+    return math.sqrt(sum((score - mean) ** 2 for score in best) / len(best))
 
 
 def imbalanced_noised_topk_hinge(

@@ -1,6 +1,6 @@
 """The losses under test, each with its literal formula and one choice of its settings; and a batch for them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +13,7 @@ from shortlist import functional as F
 from tests.support import literal_formulas as literal
 from tests.support.drawing import normal, value_and_grad
 
-K, N_SAMPLES = 2, 3
+K, SEVERAL_K, N_SAMPLES = 2, (1, 2), 3
 
 
 def class_counts(num_classes: int) -> Tensor:
@@ -37,6 +37,8 @@ class LossCase:
     has_gradient: bool = True
     has_margins: bool = False
     """True if the loss depends on the class counts."""
+    relative: bool = False
+    """True if the noise follows the scores, without a gradient."""
 
     def __call__(self, scores: Tensor, target: Tensor, **shared: Any) -> Tensor:
         if self.noised:
@@ -50,6 +52,10 @@ class LossCase:
 
 def _counts_of(scores: Tensor) -> Tensor:
     return class_counts(scores.shape[min(1, scores.dim() - 1)])
+
+
+def _mean(losses: Iterable[Tensor]) -> Tensor:
+    return torch.stack(list(losses)).mean()
 
 
 def _mixed(**shared: Any) -> nn.Module:
@@ -155,6 +161,40 @@ LOSSES = [
         ),
         noised=True,
         has_margins=True,
+    ),
+    LossCase(
+        "several_k_noised_topk_hinge",
+        lambda s, y, **kw: F.noised_topk_hinge(s, y, SEVERAL_K, epsilon=0.5, margin=2.0, **kw),
+        lambda _, **kw: sl.NoisedTopKHinge(SEVERAL_K, epsilon=0.5, margin=2.0, **kw),
+        lambda row, label, noise: _mean(
+            literal.noised_topk_hinge(row, label, k, 0.5, noise, margin=2.0) for k in SEVERAL_K
+        ),
+        noised=True,
+    ),
+    LossCase(
+        "relative_imbalanced_noised_topk_hinge",
+        lambda s, y, **kw: F.imbalanced_noised_topk_hinge(
+            s, y, _counts_of(s), SEVERAL_K, epsilon=0.5, relative=True, max_margin=0.3, scale=4.0, **kw
+        ),
+        lambda num_classes, **kw: sl.ImbalancedNoisedTopKHinge(
+            class_counts(num_classes), SEVERAL_K, epsilon=0.5, relative=True, max_margin=0.3, scale=4.0, **kw
+        ),
+        lambda row, label, noise: _mean(
+            literal.imbalanced_noised_topk_hinge(
+                row,
+                label,
+                k,
+                0.5 * literal.spread(row, max(SEVERAL_K)),
+                noise,
+                class_counts(len(row)),
+                max_margin=0.3,
+                scale=4.0,
+            )
+            for k in SEVERAL_K
+        ),
+        noised=True,
+        has_margins=True,
+        relative=True,
     ),
 ]
 

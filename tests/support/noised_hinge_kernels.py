@@ -47,7 +47,7 @@ def kernel_loss(
 ) -> Tensor:
     plan = plan or plan_for(*scores.shape, k + 1, n_samples)
     labels = Labels.of(target.to(DEVICE), None, weight)
-    settings = Settings.of(k, 1.0, epsilon, n_samples, -100, reduction)
+    settings = Settings.of((k,), 1.0, 1.0, epsilon, n_samples, -100, reduction)
     loss: Tensor = NoisedHinge.apply(scores, labels, settings, seed_for(plan, len(scores), n_samples), plan)
     return loss
 

@@ -88,6 +88,8 @@ BAD: dict[str, list[Bad]] = {
         ("is L + 1", lambda call: _classes(call) + 1),
     ],
     "epsilon": _always(*_NOT_FINITE, *_NOT_NUMBERS),
+    "margin": _always(*_NOT_FINITE, *_NOT_NUMBERS),
+    "relative": _always(None, 1, "yes"),
     "tau": _always(*_NOT_FINITE, *_NOT_NUMBERS),
     "gamma": _always(*_NOT_FINITE, *_NOT_NUMBERS),
     "max_margin": _always(*_NOT_FINITE, *_NOT_NUMBERS),

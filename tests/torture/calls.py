@@ -124,11 +124,12 @@ def _magnitude(call: Call, row: Row, label: int) -> Any:
             return 1 + (1 + arguments.get("gamma", 0)) * (own + abs(top[0])) + adjusted
         if name == "ldam":
             return 1 + arguments["scale"] * (own + abs(top[0]) + arguments["max_margin"])
-        k = arguments["k"]
-        near = 1 + own + np.abs(top[k - 1 : k + 1]).sum() + 10 * arguments.get("epsilon", 0)
+        ks = formulas.several(arguments["k"])
+        epsilon = arguments.get("epsilon", 0) * (formulas.spread(row, ks) if arguments.get("relative") else 1)
+        near = 1 + own + np.abs(top[min(ks) - 1 : max(ks) + 1]).sum() + 10 * epsilon
         if arguments.get("n_samples") == math.inf:  # an integral: see the accuracy that docs/math.md states
-            near += arguments["epsilon"] * _QUADRATURE
-        return arguments.get("scale", 1) * (near + arguments.get("max_margin", 0))
+            near += epsilon * _QUADRATURE
+        return arguments.get("scale", 1) * (near + arguments.get("margin", arguments.get("max_margin", 0)))
 
 
 # Error of the integral for an expectation, in units of the working precision: about 1e-11 in float64, 1e-5 in float32.
@@ -263,7 +264,8 @@ class Calls(Part):
     def _has_gradient(call: Call) -> bool:
         arguments = call.arguments
         differentiable = call.name in OPERATORS or (call.name in LOSSES and call.name != "topk_error")
-        if not differentiable:
+        # Relative noise follows the scores without a gradient, so differences say something else.
+        if not differentiable or arguments.get("relative"):
             return False
         small = next(0 < arguments[name].numel() <= 40 for name in ("scores", "x") if name in arguments)
         # A mean over ignored rows, or rows without weight, is NaN by design.

@@ -123,22 +123,46 @@ def expected_kth(row: Row, k: int, epsilon: float) -> Any:
     return hard + np.longdouble(epsilon) * (t[0] + integral)
 
 
-def noised_topk_hinge(row: Row, label: int, k: int, epsilon: float, noise: Row | None) -> Any:
-    return positive(1 + _rival(row, k, epsilon, noise) - row[label])
+def noised_topk_hinge(
+    row: Row,
+    label: int,
+    k: int | tuple[int, ...],
+    epsilon: float,
+    noise: Row | None,
+    margin: float = 1.0,
+    relative: bool = False,
+) -> Any:
+    rivals = _rivals(row, k, epsilon, noise, relative)
+    return np.mean([positive(np.longdouble(margin) + rival - row[label]) for rival in rivals])
 
 
 def imbalanced_noised_topk_hinge(
     row: Row,
     label: int,
     class_counts: Row,
-    k: int,
+    k: int | tuple[int, ...],
     epsilon: float,
     noise: Row | None,
     max_margin: float,
     scale: float,
+    relative: bool = False,
 ) -> Any:
     margin = margins(class_counts, max_margin)[label]
-    return np.longdouble(scale) * positive(margin + _rival(row, k, epsilon, noise) - row[label])
+    rivals = _rivals(row, k, epsilon, noise, relative)
+    return np.longdouble(scale) * np.mean([positive(margin + rival - row[label]) for rival in rivals])
+
+
+def several(k: int | tuple[int, ...]) -> tuple[int, ...]:
+    return k if isinstance(k, tuple) else (k,)
+
+
+def spread(row: Row, k: int | tuple[int, ...]) -> Any:
+    return np.std(descending(row)[: 2 * max(several(k)) + 2])
+
+
+def _rivals(row: Row, k: int | tuple[int, ...], epsilon: float, noise: Row | None, relative: bool) -> list[Any]:
+    scale = epsilon * spread(row, k) if relative else epsilon
+    return [_rival(row, one, scale, noise) for one in several(k)]
 
 
 def _rival(row: Row, k: int, epsilon: float, noise: Row | None) -> Any:

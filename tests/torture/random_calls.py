@@ -57,12 +57,17 @@ LOSSES = {
     "focal": Loss(formulas.focal, sl.FocalLoss, settings=("gamma",)),
     "ldam": Loss(formulas.ldam, sl.LDAMLoss, settings=("class_counts", "max_margin", "scale")),
     "logit_adjusted": Loss(formulas.logit_adjusted, sl.LogitAdjustedLoss, settings=("class_counts", "tau")),
-    "noised_topk_hinge": Loss(formulas.noised_topk_hinge, sl.NoisedTopKHinge, noised=True, settings=("k", "epsilon")),
+    "noised_topk_hinge": Loss(
+        formulas.noised_topk_hinge,
+        sl.NoisedTopKHinge,
+        noised=True,
+        settings=("k", "epsilon", "margin", "relative"),
+    ),
     "imbalanced_noised_topk_hinge": Loss(
         formulas.imbalanced_noised_topk_hinge,
         sl.ImbalancedNoisedTopKHinge,
         noised=True,
-        settings=("class_counts", "k", "epsilon", "max_margin", "scale"),
+        settings=("class_counts", "k", "epsilon", "max_margin", "scale", "relative"),
     ),
 }
 OPERATORS: dict[str, Callable[..., Tensor]] = {
@@ -186,6 +191,13 @@ def _random_loss(chance: Chance, name: str) -> Call:
         arguments["max_margin"] = float(chance.choice([0.0, 0.2, 0.5, 3.0]))
         arguments["scale"] = float(chance.choice([0.1, 1.0, 30.0, 50.0]))
     if loss.noised:
+        if chance.random() < 0.3:
+            size = int(chance.integers(1, num_classes))
+            arguments["k"] = tuple(int(k) for k in 1 + chance.choice(num_classes - 1, size=size, replace=False))
+        if "margin" in loss.settings and chance.random() < 0.5:
+            arguments["margin"] = float(chance.choice([0.0, 0.3, 1.0, 20.0]))
+        if chance.random() < 0.3:
+            arguments["relative"] = True
         arguments["epsilon"] = _epsilon(chance)
         if chance.random() < 0.15:
             arguments["n_samples"] = math.inf

@@ -54,6 +54,7 @@ class NoisedHead(nn.Module, ABC):
         super().__init__()
         check_at_least_one("in_features", in_features)
         self.loss = _copy_without_state(loss, num_classes)
+        self._rank = _checked_rank(self.loss, num_classes)
         self.in_features = in_features
         self.num_classes = num_classes
         self.own_classes = own_classes
@@ -140,7 +141,7 @@ class NoisedHead(nn.Module, ABC):
         scores_RL = widened(self.scores(features_RD))
         label_R = scores_RL.gather(1, index_R.unsqueeze(1)).squeeze(1)
         spoil_R = (scores_RL.detach() * 0).sum(1)  # NaN if any score is NaN or infinite
-        return exact_topk(scores_RL, self.loss.k + 1, epsilon=self.loss.epsilon), label_R + spoil_R
+        return exact_topk(scores_RL, self._rank, epsilon=self.loss.epsilon), label_R + spoil_R
 
     def _perturbed_at_rank(
         self, features_RD: Tensor, noise_RLB: Tensor | None, generator: torch.Generator | None
@@ -181,7 +182,7 @@ class NoisedHead(nn.Module, ABC):
         generator: torch.Generator | None,
     ) -> RunningTopK:
         """The K + 1 largest perturbed scores of this head's own classes in every row and draw."""
-        rows, rank, dtype = len(features_RD), self.loss.k + 1, working_dtype(features_RD.dtype)
+        rows, rank, dtype = len(features_RD), self._rank, working_dtype(features_RD.dtype)
         running = RunningTopK(rows, n_samples, rank, epsilon=epsilon, dtype=dtype, device=features_RD.device)
         step = self._classes_at_once(rows)
         buffer = features_RD.new_empty(rows * min(step, len(self.weight)))
@@ -260,9 +261,9 @@ class NoisedTopKHead(NoisedHead):
     Args:
         in_features: Size D of the features.
         num_classes: Number L of classes.
-        loss: A ``NoisedTopKHinge`` or ``ImbalancedNoisedTopKHinge`` with finite ``n_samples``. With
-            ``eval_n_samples=math.inf``, evaluation computes the expectation and needs memory for about a hundred
-            numbers per score of the batch.
+        loss: A ``NoisedTopKHinge`` or ``ImbalancedNoisedTopKHinge`` with one K, finite ``n_samples`` and without
+            ``relative``. With ``eval_n_samples=math.inf``, evaluation computes the expectation and needs memory for
+            about a hundred numbers per score of the batch.
         cosine: Compute cosine scores without a bias, like ``CosineLinear``.
         bias: Whether the linear layer has a bias.
         sparse_grad: Produce sparse gradients, like ``nn.Embedding(sparse=True)``, for ``torch.optim.SparseAdam`` or
@@ -353,7 +354,6 @@ def _copy_without_state(loss: NoisedLoss, num_classes: int) -> NoisedLoss:
             "n_samples must be finite in a head: the expectation needs all scores of a row, which a head does not "
             "store (eval_n_samples may be math.inf)"
         )
-    check_k(loss.k, num_classes - 1, num_classes)
     loss = copy.deepcopy(loss)
     for name, per_class in {**loss._buffers, **_tensors_of(loss)}.items():
         if per_class is not None:
@@ -363,6 +363,21 @@ def _copy_without_state(loss: NoisedLoss, num_classes: int) -> NoisedLoss:
         loss._buffers.pop(name, None)
         setattr(loss, name, per_class)
     return loss
+
+
+def _checked_rank(loss: NoisedLoss, num_classes: int) -> int:
+    """K + 1: the label's score is compared with the one of this rank."""
+    if isinstance(loss.k, tuple):
+        raise ShortlistError(
+            f"k must be one number in a head, got {loss.k}: apply the loss to the scores of a plain layer instead"
+        )
+    if loss.relative:
+        raise ShortlistError(
+            "relative must be False in a head: the spread of a row needs its scores, which a head does not store; give "
+            "epsilon in units of the scores, or apply the loss to the scores of a plain layer"
+        )
+    check_k(loss.k, num_classes - 1, num_classes)
+    return loss.k + 1
 
 
 def _tensors_of(loss: NoisedLoss) -> dict[str, Tensor]:

@@ -16,6 +16,7 @@ from torch._subclasses import FakeTensor
 from shortlist.errors import ShortlistError
 
 ClassCounts = Tensor | Sequence[int] | Sequence[float]
+Ks = int | tuple[int, ...]
 
 
 def can_read(tensor: Tensor) -> bool:
@@ -66,6 +67,28 @@ def check_k(k: int, largest: int, num_classes: int) -> None:
     check_integer("k", k)
     if not 1 <= k <= largest:
         raise ShortlistError(f"k must be in [1, {largest}] for {num_classes} classes, got {k}")
+
+
+def sorted_ks(k: Ks, largest: int | None = None, num_classes: int | None = None) -> tuple[int, ...]:
+    """One K or several different ones, checked, in ascending order; ``largest`` is as in ``check_k``, if known."""
+    several = k if isinstance(k, tuple) else (k,)
+    if not several:
+        raise ShortlistError("k must be an integer or several, such as (1, 3, 5), got ()")
+    for one in several:
+        check_integer("k", one, " or several, such as (1, 3, 5)")
+        if largest is None or num_classes is None:
+            check_at_least_one("k", one)
+        else:
+            check_k(one, largest, num_classes)
+    ks = tuple(sorted(int(one) for one in several))
+    if len(set(ks)) < len(ks):
+        raise ShortlistError(f"k must be different integers, got {k}")
+    return ks
+
+
+def check_flag(name: str, value: bool) -> None:
+    if not isinstance(value, bool):
+        raise ShortlistError(f"{name} must be True or False, got {value!r}")
 
 
 def check_not_negative(name: str, value: float, dtype: torch.dtype | None = None) -> None:

@@ -18,7 +18,12 @@ def zero_if_tiny(scale: float, dtype: torch.dtype) -> float:
 
     Such a scale would be rounded to 0 in some places and not in others. Differences between scores may be up to 2^24.
     """
-    return 0.0 if scale < 2.0**24 / torch.finfo(dtype).max else scale
+    return 0.0 if scale < smallest_scale(dtype) else scale
+
+
+def smallest_scale(dtype: torch.dtype) -> float:
+    """The smallest number that scores may be divided by."""
+    return 2.0**24 / torch.finfo(dtype).max
 
 
 def result_dtype(x: Tensor) -> torch.dtype:

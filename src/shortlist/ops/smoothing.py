@@ -1,9 +1,11 @@
 """The k-th largest value and the sum of the k largest: hard, and smoothed by Gaussian noise.
 
-Shape suffixes: R rows (any leading dimensions), L classes, B draws, P ranks.
+Shape suffixes: R rows (any leading dimensions), L classes, B draws, P ranks, G groups of ranks, M ranks of a group in
+all draws.
 """
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -135,42 +137,76 @@ def _smoothed(
 ) -> Tensor:
     """The k-th largest, or with ``total`` the sum of the k largest."""
     x_RL = rows_of(x, k, dim)
-    ranks = slice(0 if total else k - 1, k)
     check_not_negative("epsilon", epsilon, x_RL.dtype)
     epsilon = zero_if_tiny(epsilon, x_RL.dtype)
     check_n_samples(n_samples)
     if n_samples == math.inf:
         raise ShortlistError("n_samples must be finite here: exact_topk computes the limit")
     check_noise(noise, x, generator)
-    if epsilon == 0:
-        positions_RP = x_RL.detach().topk(k).indices[..., ranks]
-        total_R = x_RL.gather(-1, positions_RP).sum(-1)
-    elif noise is None and n_samples > DRAWS_AT_ONCE:
-        total_R = _mean_of_many(x_RL, k, ranks, epsilon, n_samples, generator)
-    else:
-        noise_BRL = None if noise is None else noise.movedim(dim % x.dim(), -2).movedim(-1, 0).to(x_RL.dtype)
-        n_samples = n_samples if noise_BRL is None else len(noise_BRL)
-        positions_RBP, shift_RBP = find_places(x_RL.detach(), k, ranks, epsilon, n_samples, noise_BRL, generator)
-        # One gather for all draws, so that backward is one scatter into one tensor shaped like the scores.
-        total_R = (x_RL.gather(-1, positions_RBP.flatten(-2)).sum(-1) + shift_RBP.sum((-2, -1))) / n_samples
+    noise_BRL = None if noise is None else noise.movedim(dim % x.dim(), -2).movedim(-1, 0).to(x_RL.dtype)
+    groups = [slice(0 if total else k - 1, k)]
+    total_R = smoothed_sums(x_RL, k, groups, epsilon, n_samples, noise_BRL, generator).squeeze(-1)
     # The maximum is NaN if any score is NaN.
     total_R = torch.where(x_RL.detach().amax(-1).isnan(), math.nan, total_R)
     return total_R.to(x.dtype)
 
 
-def _mean_of_many(
-    x_RL: Tensor, k: int, ranks: slice, epsilon: float, n_samples: int, generator: torch.Generator | None
+def smoothed_sums(
+    x_RL: Tensor,
+    k: int,
+    groups: Sequence[slice],
+    epsilon: float,
+    n_samples: int,
+    noise_BRL: Tensor | None,
+    generator: torch.Generator | None,
 ) -> Tensor:
-    """The mean over draws that come in blocks. Value and gradient only need how often each class was found."""
-    found_RL = torch.zeros_like(x_RL, requires_grad=False)
-    shift_R = torch.zeros_like(x_RL[..., 0], requires_grad=False)
+    """``(R, G)`` means over the draws of the sums over groups of ranks, all from the same draws.
+
+    Each group is a slice of the k largest of ``x + epsilon Z``.
+    """
+    if epsilon == 0:
+        positions_RK = x_RL.detach().topk(k).indices
+        return torch.stack([x_RL.gather(-1, positions_RK[..., group]).sum(-1) for group in groups], -1)
+    # With one group, positions of other ranks need not be kept.
+    ranks = groups[0] if len(groups) == 1 else slice(0, k)
+    within = [slice(None)] if len(groups) == 1 else groups
+    if noise_BRL is None and n_samples > DRAWS_AT_ONCE:
+        return _mean_of_many(x_RL, k, ranks, within, epsilon, n_samples, generator)
+    n_samples = n_samples if noise_BRL is None else len(noise_BRL)
+    positions_RBP, shift_RBP = find_places(x_RL.detach(), k, ranks, epsilon, n_samples, noise_BRL, generator)
+    # One gather for all draws of a group, so that backward is one scatter into one tensor shaped like the scores.
+    sums = [
+        x_RL.gather(-1, positions_RBP[..., group].flatten(-2)).sum(-1) + shift_RBP[..., group].sum((-2, -1))
+        for group in within
+    ]
+    return torch.stack(sums, -1) / n_samples
+
+
+def _mean_of_many(
+    x_RL: Tensor,
+    k: int,
+    ranks: slice,
+    groups: Sequence[slice],
+    epsilon: float,
+    n_samples: int,
+    generator: torch.Generator | None,
+) -> Tensor:
+    """The means over draws that come in blocks. Value and gradient only need how often each class was found."""
+    found = [torch.zeros_like(x_RL, requires_grad=False) for _ in groups]
+    shifts = [torch.zeros_like(x_RL[..., 0], requires_grad=False) for _ in groups]
     for start in range(0, n_samples, DRAWS_AT_ONCE):
         block = min(DRAWS_AT_ONCE, n_samples - start)
         positions_RBP, shift_RBP = find_places(x_RL.detach(), k, ranks, epsilon, block, None, generator)
-        found_RL.scatter_add_(-1, positions_RBP.flatten(-2), torch.ones_like(shift_RBP).flatten(-2))
-        shift_R += shift_RBP.sum((-2, -1))
+        for group, found_RL, shift_R in zip(groups, found, shifts, strict=True):
+            positions_RM = positions_RBP[..., group].flatten(-2)
+            found_RL.scatter_add_(-1, positions_RM, torch.ones_like(positions_RM, dtype=x_RL.dtype))
+            shift_R += shift_RBP[..., group].sum((-2, -1))
     # Classes that were never found may have infinite scores.
-    return torch.where(found_RL > 0, x_RL * (found_RL / n_samples), 0).sum(-1) + shift_R / n_samples
+    means = [
+        torch.where(found_RL > 0, x_RL * (found_RL / n_samples), 0).sum(-1) + shift_R / n_samples
+        for found_RL, shift_R in zip(found, shifts, strict=True)
+    ]
+    return torch.stack(means, -1)
 
 
 def find_places(

@@ -234,6 +234,8 @@ NEUTRAL: dict[str, Any] = {
     "loss.prior": 0.0,
     "loss.class_weights": "none",
     "loss.weight_from": 0.0,
+    "loss.margin": 1.0,
+    "loss.relative": False,
     "model.scale": 30.0,
     "model.learn_scale": False,
     "train.correct_prior": "auto",  # it changes neither the weights nor the plain results

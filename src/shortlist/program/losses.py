@@ -73,13 +73,11 @@ class LossConfig:
     name: str = ""
     """Which loss to train with. Another loss starts from its own defaults."""
     k: int | tuple[int, ...] = 5
-    """K, the number of suggestions. Top-K losses are made for it, and the best epoch is picked at it. Some losses take
-    several, such as 1 3 5; the best epoch is then picked at the largest."""
+    """K, the number of suggestions; the best epoch is picked at it. Some losses take several, such as 1 3 5."""
     cross_entropy_share: float = 0.0
     """Share of cross-entropy in the loss, from 0 to 1. It keeps a network learning where a top-K loss is satisfied."""
     prior: float = 0.0
-    """Add this many times the logarithm of a class's share of the training images to its score, in training alone. With
-    1, rare classes count as much as frequent ones."""
+    """How much of the log class frequencies to add to the scores in training; with 1, rare classes count like others."""
     class_weights: Literal["none", "inverse", "effective"] = "none"
     """Weights of the classes in the loss: one over the number of their images, or over the effective number."""
     weight_from: float = 0.0
@@ -100,7 +98,7 @@ class LossConfig:
         check_choices(self, "class_weights")
         if self.prior and self.contains_prior:
             raise ShortlistError(f"loss.prior must be 0 for {self.name}, which contains the prior, got {self.prior}")
-        for name in {"epsilon", "tau", "gamma", "max_margin"} & self.settings().keys():
+        for name in {"epsilon", "tau", "gamma", "margin", "max_margin"} & self.settings().keys():
             check_within(self, name, 0)
         if "scale" in self.settings():
             check_within(self, "scale", 1e-12)
@@ -322,6 +320,8 @@ class _NoisedConfig(LossConfig):
     takes_several_k: ClassVar[bool] = True
     epsilon: float = 0.2
     """Scale of the noise."""
+    relative: bool = False
+    """Measure the scale of the noise in units of the spread of an image's best 2K + 2 scores."""
     n_samples: float = 5
     """Number of noise draws B; inf takes their expectation."""
 
@@ -335,8 +335,13 @@ class _NoisedConfig(LossConfig):
 @dataclass(frozen=True, kw_only=True)
 class NoisedTopKHingeConfig(_NoisedConfig):
     label: ClassVar[str] = "Noised top-K hinge"
-    ranges: ClassVar[Mapping[str, Range]] = {"epsilon": Range(0.01, 10.0, log=True)}
+    ranges: ClassVar[Mapping[str, Range]] = {
+        "epsilon": Range(0.01, 10.0, log=True),
+        "margin": Range(0.3, 10.0, log=True),
+    }
     name: str = "noised_topk_hinge"
+    margin: float = 1.0
+    """By how much the label's score must exceed the smoothed (K+1)-th largest."""
 
     def _module(self, class_counts: "Tensor", weight: "Tensor | None") -> "nn.Module":
         from shortlist.losses import NoisedTopKHinge

@@ -22,20 +22,32 @@ pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's, of
 class KernelLoss(nn.Module):
     """The noised hinge by kernels, in the interpreter too, with hardly any noise."""
 
-    def __init__(self, *, imbalanced: bool = False, reduction: Any = "mean", weight: Tensor | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        imbalanced: bool = False,
+        reduction: Any = "mean",
+        weight: Tensor | None = None,
+        k: int | tuple[int, ...] = 3,
+        relative: bool = False,
+    ) -> None:
         super().__init__()
         self.register_buffer("margins", torch.linspace(0.1, 1, 20) if imbalanced else None)
         self.register_buffer("weight", weight)
         self.reduction = reduction
+        self.k = k
+        self.relative = relative
 
     def forward(self, scores: Tensor, target: Tensor) -> Tensor:
         return noised_hinge(
             scores,
             target,
-            3,
+            self.k,
+            margin=1.5,
             margins_L=self.margins,  # type: ignore[arg-type]
             scale=1.0,
             epsilon=1e-6,
+            relative=self.relative,
             n_samples=2,
             noise=None,
             generator=None,
@@ -48,11 +60,16 @@ class KernelLoss(nn.Module):
 
 @pytest.mark.usefixtures("fresh_compiler")
 @pytest.mark.parametrize("reduction", ["none", "mean", "sum"])
-@pytest.mark.parametrize("imbalanced", [False, True])
-def test_a_compiled_graph_holds_the_kernels_as_one_node(reduction: str, imbalanced: bool) -> None:
+@pytest.mark.parametrize(
+    ("imbalanced", "k", "relative"), [(False, 3, False), (True, 3, False), (False, (1, 3), False), (True, (1, 3), True)]
+)
+def test_a_compiled_graph_holds_the_kernels_as_one_node(
+    reduction: str, imbalanced: bool, k: int | tuple[int, ...], relative: bool
+) -> None:
     scores, target = draw(5, 20, 3.0)
     target[2] = -100
-    module = KernelLoss(imbalanced=imbalanced, reduction=reduction, weight=torch.linspace(0.5, 2, 20)).to(DEVICE)
+    weight = torch.linspace(0.5, 2, 20)
+    module = KernelLoss(imbalanced=imbalanced, reduction=reduction, weight=weight, k=k, relative=relative).to(DEVICE)
     graphs: list[torch.fx.GraphModule] = []
 
     def remember(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Callable[..., Any]:
@@ -67,7 +84,8 @@ def test_a_compiled_graph_holds_the_kernels_as_one_node(reduction: str, imbalanc
     torch.testing.assert_close(*results, rtol=1e-4, atol=1e-4)
     called = [str(node.target) for graph in graphs for node in graph.graph.nodes]
     assert sum("shortlist" in name for name in called) == 1
-    assert not any("randn" in name or "topk" in name for name in called)
+    assert not any("randn" in name for name in called)
+    assert sum("topk" in name for name in called) == relative, "for the spread of the rows alone"
 
 
 @pytest.mark.usefixtures("fresh_compiler")
@@ -106,11 +124,13 @@ def test_compiled_function_transforms_do_without_kernels() -> None:
 
 @pytest.mark.filterwarnings("ignore::UserWarning")  # of torch's own checks
 @pytest.mark.parametrize("reduction", ["none", "mean", "sum"])
-def test_the_operators_keep_torchs_rules(reduction: str) -> None:
+@pytest.mark.parametrize("ks", [(3,), (1, 3)])
+def test_the_operators_keep_torchs_rules(reduction: str, ks: tuple[int, ...]) -> None:
     scores, target = draw(3, 20, 1.0)
     seed = torch.tensor([SEED], device=DEVICE)
     here = scores.to(DEVICE).requires_grad_()
-    arguments = (here, target.to(DEVICE), None, None, seed, False, 3, 1.0, 0.3, 2, -100, reduction)
+    epsilon_R = None if len(ks) == 1 else torch.linspace(0.1, 0.5, 3, device=DEVICE)
+    arguments = (here, target.to(DEVICE), None, None, epsilon_R, seed, False, ks, 1.0, 1.0, 0.3, 2, -100, reduction)
     torch.library.opcheck(custom_op.forward, arguments)
     loss, *kept = (tensor.detach() for tensor in custom_op.forward(*arguments))
     backward = (torch.ones_like(loss), target.to(DEVICE), *kept, 20, scores.dtype, reduction)
@@ -126,8 +146,8 @@ def test_ranks_draw_their_own_in_a_compiled_graph_unless_their_generators_are_eq
     for rank in (0, 1):
         monkeypatch.setattr(random, "_rank", lambda rank=rank: rank)
         for same in (True, False):
-            arguments = (scores.to(DEVICE), target.to(DEVICE), None, None, seed, same, 3, 1.0, 0.3, 2, -100, "none")
-            losses[rank, same] = custom_op.forward(*arguments)[0]
+            tensors = (scores.to(DEVICE), target.to(DEVICE), None, None, None, seed)
+            losses[rank, same] = custom_op.forward(*tensors, same, (3,), 1.0, 1.0, 0.3, 2, -100, "none")[0]
     assert torch.equal(losses[0, True], losses[1, True])
     assert torch.equal(losses[0, True], losses[0, False])
     assert (losses[0, False] != losses[1, False]).all()

@@ -48,7 +48,11 @@ def test_memory_beside_the_rows_is_not_touched() -> None:
 
 @pytest.mark.parametrize("reduction", ["none", "mean", "sum"])
 @pytest.mark.parametrize("imbalanced", [False, True])
-def test_the_losses_take_the_kernel_with_all_their_settings(reduction: str, imbalanced: bool) -> None:
+@pytest.mark.parametrize("k", [3, (1, 3, 6)])
+@pytest.mark.parametrize("relative", [False, True])
+def test_the_losses_take_the_kernel_with_all_their_settings(
+    reduction: str, imbalanced: bool, k: int | tuple[int, ...], relative: bool
+) -> None:
     """With hardly any noise the loss must be that without any, which plain torch computes."""
     scores, target = draw(5, 20, 3.0)
     target[2] = -7
@@ -59,10 +63,12 @@ def test_the_losses_take_the_kernel_with_all_their_settings(reduction: str, imba
         loss = noised_hinge(
             here,
             target.to(DEVICE),
-            3,
+            k,
+            margin=2.5,
             margins_L=margins_L,
             scale=7.0 if imbalanced else 1.0,
             epsilon=epsilon,
+            relative=relative,
             n_samples=2,
             noise=None,
             generator=None,
@@ -77,14 +83,15 @@ def test_the_losses_take_the_kernel_with_all_their_settings(reduction: str, imba
 
 
 @pytest.mark.parametrize("reduction", ["none", "mean", "sum"])
-def test_many_draws_are_added_up_to_the_same_gradient(reduction: str) -> None:
+@pytest.mark.parametrize("ks", [(3,), (1, 3)])
+def test_many_draws_are_added_up_to_the_same_gradient(reduction: str, ks: tuple[int, ...]) -> None:
     scores, target = draw(3, 40, 0.5)
     target[1] = -100
     plan, labels = plan_for(3, 40, 4, 6), Labels.of(target.to(DEVICE), None, None)
-    settings = Settings.of(3, 1.0, 0.5, 6, -100, reduction)
+    settings = Settings.of(ks, 1.0, 1.0, 0.5, 6, -100, reduction)
     results, _ = compute_rows(scores.to(DEVICE), labels, settings, seed_for(plan, 3, 6), plan)
     upstream = torch.ones_like(results.loss)
-    kept = (labels.target_R, results.classes_RB, results.slope_R)
+    kept = (labels.target_R, results.classes_RPB, results.slope_RP)
     compared = gradient(upstream, *kept, results.total_share, 40, torch.float32, reduction)
     share = results.total_share[0] if reduction == "mean" else 1
     torch.testing.assert_close(compared, scattered_gradient(upstream / share, *kept, 40))

@@ -1,4 +1,4 @@
-"""The (K+1)-th largest perturbed score of each row and sample. ``threshold`` explains the cut-offs."""
+"""The (K+1)-th largest perturbed score of each row and sample, for every K. ``threshold`` explains the cut-offs."""
 
 from typing import NamedTuple
 
@@ -61,12 +61,15 @@ class PassingList(NamedTuple):
 @triton.jit
 def sample_dense(
     scores, labels, counters, results,
-    num_rows, num_classes, row_stride, seed_key, rank, n_samples, epsilon, scale, ignore_index,
-    PADDED_CLASSES: tl.constexpr, REDUCTION: tl.constexpr, ROWS: tl.constexpr, SAMPLES: tl.constexpr,
+    num_rows, num_classes, row_stride, seed_key, ranks, n_samples, epsilon, scale, margin, ignore_index,
+    PADDED_CLASSES: tl.constexpr, NUM_RANKS: tl.constexpr, REDUCTION: tl.constexpr, ROWS: tl.constexpr,
+    SAMPLES: tl.constexpr,
 ):  # fmt: skip
     """One sample of one row."""
     row = tl.program_id(0).to(tl.int64)
     sample = tl.program_id(1)
+    if labels.epsilon_R is not None:
+        epsilon = tl.load(labels.epsilon_R + row)
     seed = seed_of(counters, seed_key)
     classes = tl.arange(0, PADDED_CLASSES)
     exists = classes < num_classes
@@ -75,28 +78,30 @@ def sample_dense(
     level = tl.max(score, 0)
     bits = cell_bits(classes, sample, row_keys(seed, row, OWN_NOISE))
     value = tl.where(is_finite, (score - level) + epsilon * normal(bits), 0.0)
-    ranked = _ranked_value(value, exists, num_classes, rank)
-    at = tl.min(tl.where(exists & (value == ranked), classes, num_classes - 1), 0)
-    store_base(
-        scores, labels, results.base_R, results.share_R, row, level, is_finite, num_classes, row_stride, ignore_index
+    _store_ranked(
+        results, row, sample, n_samples, value, classes, exists, num_classes, num_classes, True, ranks, NUM_RANKS
     )
-    tl.store(results.values_RB + row * n_samples + sample, ranked)
-    tl.store(results.classes_RB + row * n_samples + sample, at)
-    finish(results, counters, row, num_rows, n_samples, scale, REDUCTION, ROWS, SAMPLES)
+    store_base(
+        scores, labels, results.base_RP + row * NUM_RANKS, results.share_R, row, level, is_finite, num_classes,
+        row_stride, margin, ignore_index,
+    )  # fmt: skip
+    finish(results, counters, row, num_rows, n_samples, scale, NUM_RANKS, REDUCTION, ROWS, SAMPLES)
 
 
 @triton.jit
 def sample_lazy(
     scores, counters, search, counts_RBS, scratch, results,
-    num_rows, shape, seed_key, rank, n_samples, epsilon, scale,
+    num_rows, shape, seed_key, ranks, n_samples, epsilon, scale,
     HOT: tl.constexpr, CAPACITY: tl.constexpr, SPLITS: tl.constexpr, MAX_TRIES: tl.constexpr,
-    REDUCTION: tl.constexpr, ROWS: tl.constexpr, SAMPLES: tl.constexpr,
+    NUM_RANKS: tl.constexpr, REDUCTION: tl.constexpr, ROWS: tl.constexpr, SAMPLES: tl.constexpr,
 ):  # fmt: skip
     """A part of one sample of one row, by one warp: list what passes. The last part selects from all the lists."""
     row_number = tl.program_id(0).to(tl.int64)
     sample = tl.program_id(1)
     split = tl.program_id(2)
     cell = row_number * n_samples + sample
+    if search.epsilon_R is not None:
+        epsilon = tl.load(search.epsilon_R + row_number)
     noise = Noise(seed_of(counters, seed_key), row_number, sample, epsilon)
     row = _row_at(scores, search, shape, row_number, HOT)
     lists = scratch + cell * SPLITS * 2 * CAPACITY
@@ -116,20 +121,22 @@ def sample_lazy(
         is_last_split = is_last(splits_counter(counters, num_rows, cell), SPLITS)
     if is_last_split:
         whole = PassingList(list_scores, list_classes, SPLITS * CAPACITY)
-        ranked, at = _select(
-            row, noise, whole, count, counts_RBS + cell * SPLITS, shape.num_tiles, rank, CAPACITY, SPLITS, MAX_TRIES
+        value, classes, is_listed, count, are_enough = _listed(
+            row, noise, whole, count, counts_RBS + cell * SPLITS, shape.num_tiles, ranks[0], CAPACITY, SPLITS, MAX_TRIES
         )
-        tl.store(results.values_RB + cell, ranked)
-        tl.store(results.classes_RB + cell, at)
-        finish(results, counters, row_number, num_rows, n_samples, scale, REDUCTION, ROWS, SAMPLES)
+        _store_ranked(
+            results, row_number, sample, n_samples, value, classes, is_listed, count, row.num_classes, are_enough,
+            ranks, NUM_RANKS,
+        )  # fmt: skip
+        finish(results, counters, row_number, num_rows, n_samples, scale, NUM_RANKS, REDUCTION, ROWS, SAMPLES)
 
 
 @triton.jit
-def _select(
+def _listed(
     row, noise, passing, count, counts, num_tiles, rank,
     CAPACITY: tl.constexpr, SPLITS: tl.constexpr, MAX_TRIES: tl.constexpr,
 ):  # fmt: skip
-    """The value of this rank among all that is listed, and its class; NaN if no threshold lists enough."""
+    """All that is listed: values, classes, which exist, how many, and if these are enough for ``rank``."""
     entry = tl.arange(0, SPLITS * CAPACITY)
     is_listed = entry < count
     overflows = count > CAPACITY
@@ -153,9 +160,24 @@ def _select(
         overflows = count > SPLITS * CAPACITY
     value = tl.load(passing.scores + entry, mask=is_listed, other=0.0, cache_modifier=".cg")
     classes = tl.load(passing.classes + entry, mask=is_listed, other=0, cache_modifier=".cg")
-    ranked = _ranked_value(value, is_listed, count, rank)
-    at = tl.min(tl.where(is_listed & (value == ranked), classes, row.num_classes - 1), 0)
-    return tl.where((count < rank) | overflows, float("nan"), ranked), at
+    return value, classes, is_listed, count, ~((count < rank) | overflows)
+
+
+@triton.jit
+def _store_ranked(
+    results, row, sample, n_samples, value, classes, is_listed, count, num_classes, are_enough, ranks,
+    NUM_RANKS: tl.constexpr,
+):  # fmt: skip
+    """Store the value of each rank, the largest rank first, and its class; NaN if the values are not enough."""
+    for place in tl.static_range(NUM_RANKS):
+        if place == 0:
+            ranked, above, largest = _ranked_value(value, is_listed, count, ranks[0])
+        else:
+            ranked, above = _next_ranked_value(value, is_listed, ranked, above, largest, ranks[place])
+        at = tl.min(tl.where(is_listed & (value == ranked), classes, num_classes - 1), 0)
+        first = (row * NUM_RANKS + place) * n_samples
+        tl.store(results.values_RPB + first + sample, tl.where(are_enough, ranked, float("nan")))
+        tl.store(results.classes_RPB + first + sample, at)
 
 
 @triton.jit
@@ -194,7 +216,7 @@ def merge_chunk(
         is_listed = entry < tl.minimum(count, CAPACITY)
         value = tl.load(list_scores + entry, mask=is_listed, other=0.0)
         at = tl.load(list_classes + entry, mask=is_listed, other=0)
-        ranked = _ranked_value(value, is_listed, count, rank)
+        ranked, _, _ = _ranked_value(value, is_listed, count, rank)
         # All that are larger, and of those equal to it as many as there is room for.
         is_above = is_listed & (value > ranked)
         is_equal = is_listed & (value == ranked)
@@ -385,14 +407,32 @@ def _another_threshold(threshold, enough_at, short_at, step, are_too_many):
 def _ranked_value(value, is_listed, count, rank):
     """The ``rank``-th largest of the ``count`` listed values, if there are so many.
 
-    Narrows a range until one value is left. Reductions are the cost, so each counts the values above three points at
-    once, in three parts of a 64-bit word.
+    Also how many are above it, and the largest of all.
     """
-    high = tl.max(tl.where(is_listed, value, -float("inf")), 0)
+    largest = tl.max(tl.where(is_listed, value, -float("inf")), 0)
     smallest = tl.min(tl.where(is_listed, value, float("inf")), 0)
-    low = smallest - (high - smallest) * 1e-3 - 1e-30
+    low = smallest - (largest - smallest) * 1e-3 - 1e-30
+    ranked, above = _ranked_between(value, is_listed, low, count, largest, rank)
+    return ranked, above, largest
+
+
+@triton.jit
+def _next_ranked_value(value, is_listed, ranked, above, largest, rank):
+    """The ``rank``-th largest of the listed values and how many are above it, given the same for a larger rank."""
+    # If fewer than ``rank`` are above the value of the larger rank, several are equal to that.
+    is_equal = above < rank
+    found, above_found = _ranked_between(value, is_listed, ranked, above, largest, rank)
+    return tl.where(is_equal, ranked, found), tl.where(is_equal, above, above_found)
+
+
+@triton.jit
+def _ranked_between(value, is_listed, low, above_low, high, rank):
+    """The ``rank``-th largest of the listed values, and how many are above it, if ``rank`` are above ``low``.
+
+    Narrows the range from there to ``high``, the largest, until one value is left. Reductions are the cost, so each
+    counts the values above three points at once, in three parts of a 64-bit word.
+    """
     above_high = 0
-    above_low = count
     middle = 0.5 * (low + high)
     while (above_low >= rank) & (above_low > above_high + 1) & (middle > low) & (middle < high):
         first = 0.5 * (low + middle)
@@ -411,7 +451,7 @@ def _ranked_value(value, is_listed, count, rank):
         low, above_low, high, above_high = _narrow(low, above_low, high, above_high, middle, at_middle, rank)
         low, above_low, high, above_high = _narrow(low, above_low, high, above_high, third, at_third, rank)
         middle = 0.5 * (low + high)
-    return tl.max(tl.where(is_listed & (value <= high), value, -float("inf")), 0)
+    return tl.max(tl.where(is_listed & (value <= high), value, -float("inf")), 0), above_high
 
 
 @triton.jit

@@ -38,10 +38,10 @@ _COARSE = tl.constexpr(8192.0)
 
 @triton.jit
 def prepare(
-    scores, labels, search, queue_RT, counters, spoil_R, base_R, share_R,
-    shape, epsilon, steepness, num_passing, rank, ignore_index,
+    scores, labels, search, queue_RT, counters, spoil_R, base_RP, share_R,
+    shape, epsilon, steepness, num_passing, rank, margin, ignore_index,
     TILES: tl.constexpr, LANES: tl.constexpr, LANE_TILES: tl.constexpr, HOT_TILES: tl.constexpr, CELLS: tl.constexpr,
-    HOT: tl.constexpr, LISTS: tl.constexpr,
+    HOT: tl.constexpr, NUM_RANKS: tl.constexpr, LISTS: tl.constexpr,
 ):  # fmt: skip
     """Summarise some tiles of a row. The last program of the row sets its level and, if LISTS, lists hot classes.
 
@@ -52,6 +52,10 @@ def prepare(
     parts = tl.cdiv(shape.num_tiles, TILES)
     row = (tl.program_id(0) // parts).to(tl.int64)
     num_rows = tl.num_programs(0) // parts
+    if search.epsilon_R is not None:
+        row_epsilon = tl.load(search.epsilon_R + row)
+        steepness = tl.minimum(steepness * (epsilon / row_epsilon), 1e30)
+        epsilon = row_epsilon
     scores_row = scores + row * shape.row_stride
     maxima_row = search.maxima_RT + row * shape.num_tiles
     weights_row = search.limits_RT + row * shape.num_tiles
@@ -77,9 +81,11 @@ def prepare(
         tl.store(search.num_hot_R + row, 0)
         if spoil_R is not None:
             tl.store(spoil_R + row, tl.where(is_finite, 0.0, float("nan")))
-        if base_R is not None:
-            num_classes, row_stride = shape.num_classes, shape.row_stride
-            store_base(scores, labels, base_R, share_R, row, level, is_finite, num_classes, row_stride, ignore_index)
+        if base_RP is not None:
+            store_base(
+                scores, labels, base_RP + row * NUM_RANKS, share_R, row, level, is_finite, shape.num_classes,
+                shape.row_stride, margin, ignore_index,
+            )  # fmt: skip
         if LISTS:
             tl.debug_barrier()
             _list_hot_of(
@@ -92,6 +98,8 @@ def prepare(
 def list_hot(scores, search, queue_RT, shape, epsilon, TILES: tl.constexpr, CELLS: tl.constexpr, HOT: tl.constexpr):
     """The last step of ``prepare`` for long rows, shared by several programs."""
     row = tl.program_id(0).to(tl.int64)
+    if search.epsilon_R is not None:
+        epsilon = tl.load(search.epsilon_R + row)
     first = tl.program_id(1) * TILES
     _list_hot_of(
         scores + row * shape.row_stride, search, queue_RT + row * shape.num_tiles + first, row,

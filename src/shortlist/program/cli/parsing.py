@@ -185,9 +185,9 @@ def _with_plain_types(text: str) -> str:
     """The help of tyro with types as people write them.
 
     Example:
-        >>> _with_plain_types("--ks [INT [INT ...]]  or {None}|INT (default: None)")
-        '--ks INT ...  or INT'
+        >>> _with_plain_types("--ks [INT [INT ...]]  or {None}|INT (default: None)  or INT|{INT ...}")
+        '--ks INT ...  or INT  or INT ...'
     """
-    text = text.replace("{None}|", "")
+    text = re.sub(r"(\w+)\|\{(?:\1 \.\.\.|\[\1 \[\1 \.\.\.\]\])\}", r"\1 ...", text.replace("{None}|", ""))
     text = re.sub(r"\[+(\w+) \[\w+ \.\.\.\]+", r"\1 ...", text)
     return re.sub(r"\s\(default:\s*(None|'')?\)", "", text)
