@@ -122,7 +122,6 @@ _LISTED = (
         label="Half cross-entropy, half noised top-K hinge, with prior",
         what="cross-entropy keeps the network learning where the top-K loss is satisfied",
         changes={"loss.epsilon": 3.0, "loss.margin": 3.0, "loss.prior": 1.0, "loss.cross_entropy_share": 0.5},
-        ranges={"loss.margin": Range(0.3, 10.0, log=True)},
     ),
     Candidate(
         name="topk_cross_entropy_several_k",
@@ -135,14 +134,7 @@ _LISTED = (
 )
 
 
-def _is_possible(candidate: Candidate) -> bool:
-    """True if this version has the loss and its settings."""
-    kind = LOSSES.get(candidate.loss)
-    needed = [name.removeprefix("loss.") for name in candidate.changes if name.startswith("loss.")]
-    return kind is not None and all(name in kind.__dataclass_fields__ for name in needed)
-
-
-CANDIDATES = {candidate.name: candidate for candidate in _LISTED if _is_possible(candidate)}
+CANDIDATES = {candidate.name: candidate for candidate in _LISTED if candidate.loss in LOSSES}
 """The losses that are compared unless the user names others."""
 
 

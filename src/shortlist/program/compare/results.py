@@ -41,7 +41,8 @@ def table(standings: Standings) -> Table:
     """For the terminal."""
     shown_table = Table(box=None, pad_edge=False)
     for name in _columns(standings):
-        shown_table.add_column(name, justify="left" if name in ("loss", "settings") else "right", no_wrap=True)
+        heading = name.replace(", ", "\n").replace(" ", "\n")
+        shown_table.add_column(heading, justify="left" if name in ("loss", "settings") else "right", no_wrap=True)
     for entry in standings.entries:
         shown_table.add_row(*_cells(standings, entry))
     return shown_table

@@ -6,8 +6,6 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
-
 from shortlist.errors import ShortlistError
 from shortlist.program.compare.candidates import Candidate
 from shortlist.program.config import RunConfig, changed
@@ -93,7 +91,7 @@ def search_all(
                 chosen[candidate.name] = Chosen(candidate, config)
                 continue
             short = changed(config, {"seed": seed, "train.epochs": budget.epochs})
-            points = search_points(short, axes, budget.trials, seed)
+            points = search_points(short, axes, budget.trials)
             found = _search(candidate, short, axes, points, budget, out, say, callbacks)
             tried = [trial for trial in found.trials if trial.settings in points]
             if len(tried) < len(points) or any(trial.state in ("running", "waiting") for trial in tried):
@@ -146,23 +144,33 @@ def corrected_value(run: RunFolder, problem: Problem, values: Sequence[float]) -
     return max(values) if value is None else value
 
 
-def search_points(config: RunConfig, axes: Mapping[str, Axis], trials: int, seed: int) -> list[Settings]:
+def search_points(config: RunConfig, axes: Mapping[str, Axis], trials: int) -> list[Settings]:
     """The settings to try: those that the candidate has, then points spread evenly over the ranges.
 
     They are fixed before the search. So neither a killed process nor the number of processes changes what is tried, and
     more trials add to those of a shorter search.
 
     Example:
-        >>> from shortlist.program.config import RunConfig
         >>> axes = {"optim.lr": Range(0.01, 1.0, log=True)}
-        >>> [round(point["optim.lr"], 2) for point in search_points(RunConfig(), axes, 4, seed=0)]
-        [0.1, 0.01, 0.61, 0.03]
+        >>> [round(point["optim.lr"], 2) for point in search_points(RunConfig(), axes, 5)]
+        [0.1, 0.02, 0.3, 0.05, 0.88]
     """
-    engine = torch.quasirandom.SobolEngine(len(axes), scramble=True, seed=seed)
     points = [{name: _nearest(axis, _value(config, name)) for name, axis in axes.items()}]
-    for shares in engine.draw(trials - 1).double().tolist():
+    for number in range(1, trials):
+        shares = _spread(number, len(axes))
         points.append({name: _at(axis, share) for (name, axis), share in zip(axes.items(), shares, strict=True)})
     return [point for place, point in enumerate(points) if point not in points[:place]]
+
+
+def _spread(number: int, dimensions: int) -> list[float]:
+    """A point of a sequence that fills the unit cube evenly from its start (Roberts 2018); number 0 is the centre.
+
+    In one dimension its steps are the golden ratio.
+    """
+    ratio = 2.0
+    for _ in range(60):  # converges to the root of ratio^(dimensions + 1) = ratio + 1
+        ratio = (1 + ratio) ** (1 / (dimensions + 1))
+    return [(0.5 + number / ratio ** (place + 1)) % 1 for place in range(dimensions)]
 
 
 def _value(config: RunConfig, setting: str) -> float:
