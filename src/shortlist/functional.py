@@ -236,8 +236,8 @@ def _smooth_topk_hinge(
     if fused and batch.index_R is not None:
         from shortlist.kernels.smooth_hinge import log_odds_against
 
-        log_odds_RC = log_odds_against(scores, batch.index_R, k, tau).unsqueeze(-1)
-        return batch.reduce(tau * _softplus(batch.kept(log_odds_RC)))
+        log_odds_R = log_odds_against(scores, batch.index_R, k, tau, kept_R=batch.kept_R)
+        return batch.reduce(tau * _softplus(log_odds_R.unsqueeze(-1)))
     return batch.reduce(tau * _softplus(_log_odds_of_subsets(batch, k, tau)))
 
 

@@ -15,13 +15,11 @@ from shortlist.errors import ShortlistError
 from shortlist.ops.batch import check_labels_in_range
 from shortlist.ops.checks import (
     ClassCounts,
-    can_read,
     check_floating,
-    check_integer,
     check_k,
     check_not_negative,
-    checked_class_counts,
 )
+from shortlist.ops.class_counts import log_prior
 from shortlist.ops.dtypes import widened
 
 __all__ = ["PriorCorrection"]
@@ -81,12 +79,12 @@ class PriorCorrection(nn.Module):
 
     def __init__(self, class_counts: ClassCounts, *, leave_out: Sequence[int] = ()) -> None:
         super().__init__()
-        counts = checked_class_counts(class_counts, allow_zero=True)
-        if counts.is_floating_point() and can_read(counts) and torch.equal(counts, counts.round()):
-            counts = counts.long()
+        counts, _ = log_prior(class_counts, leave_out)
+        if len(set(leave_out)) == len(counts):
+            raise ShortlistError("leave_out must leave at least one class, got all of them")
         self.num_classes = len(counts)
         self.register_buffer("class_counts", counts)
-        self.register_buffer("left_out", _left_out(counts, leave_out))
+        self.register_buffer("left_out", counts == 0)
         self.register_buffer("tau", torch.zeros((), dtype=torch.float32))
         self.register_buffer("images", torch.zeros((), dtype=torch.int64))
         self.register_buffer("classes", torch.zeros((), dtype=torch.int64))
@@ -352,23 +350,3 @@ def _chunks(scores_NL: Tensor) -> Iterator[slice]:
     rows = max(1, _AT_ONCE // scores_NL.shape[1])
     for start in range(0, len(scores_NL), rows):
         yield slice(start, start + rows)
-
-
-def _left_out(class_counts: Tensor, leave_out: Sequence[int]) -> Tensor:
-    """``(L,)`` mask of the classes that are left out; the others must have training images."""
-    left_out_L = torch.zeros_like(class_counts, dtype=torch.bool)
-    for index in leave_out:
-        check_integer("leave_out", index)
-        if not 0 <= index < len(class_counts):
-            raise ShortlistError(f"leave_out must hold classes in [0, {len(class_counts) - 1}], got {index}")
-        left_out_L[index] = True
-    empty_L = (class_counts == 0) & ~left_out_L
-    if can_read(empty_L) and empty_L.any():
-        index = int(empty_L.nonzero()[0])
-        raise ShortlistError(
-            f"class_counts must be > 0, got 0 for class {index}: a class without a training image has no prior; "
-            f"leave it out by name, leave_out=({index},)"
-        )
-    if can_read(left_out_L) and left_out_L.all():
-        raise ShortlistError("leave_out must leave at least one class, got all of them")
-    return left_out_L

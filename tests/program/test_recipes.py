@@ -42,6 +42,13 @@ def test_the_last_layer_is_a_cosine_for_losses_that_take_cosines(name: str) -> N
         assert re.fullmatch("[0-9a-f]{10}", other.key())
 
 
+def test_ones_own_images_are_trained_on_a_cosine_after_an_epoch_of_warm_up() -> None:
+    """The paper's recipe, which has the same network and loss, keeps its steps."""
+    own, paper = (recipes.build(name).optim for name in ("folder", "plantnet_table5_imbalanced_k5"))
+    assert own == replace(paper, schedule="cosine", milestones=(), warmup_epochs=1)
+    assert (paper.schedule, paper.drop_epochs(30)) == ("step", [20, 25])
+
+
 def test_the_command_line_tells_all_that_differs_from_the_recipe() -> None:
     recipe = recipes.build("cifar100_table4_noised_p00")
     changes = {"loss.epsilon": 0.5, "loss.n_samples": math.inf, "data.root": "my data", "optim.milestones": []}

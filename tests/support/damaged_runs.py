@@ -21,7 +21,15 @@ from shortlist.program.training.predict import Predictor
 from tests.support.early_ends import train_until_test
 from tests.support.pictures import put_classes
 
-FILES = ("config.json", "environment.json", "classes.json", "preprocess.json", "facts.json", "final.json")
+FILES = (
+    "config.json",
+    "environment.json",
+    "classes.json",
+    "preprocess.json",
+    "facts.json",
+    "final.json",
+    "correction.json",
+)
 _BAD_VALUES: tuple[Any, ...] = (None, [], {}, -1, 10**400, "x", True, [None], {"x": None})
 
 
@@ -45,7 +53,7 @@ class Runs:
 
 
 def make_runs(folder: Path) -> Runs:
-    put_classes(folder / "photos", {"elm": 6, "owl": 6})
+    put_classes(folder / "photos", {"elm": 9, "owl": 6})
     config = RunConfig(
         data=DataConfig(name="folder", root=str(folder / "photos"), image_size=16, workers=0, val_fraction=0.2),
         model=ModelConfig(name="glyphnet"),

@@ -251,6 +251,7 @@ HOSTILE_ENTRIES: dict[str, tuple[Damage, ...]] = {
             ("test", {"micro_top1": float("nan")}),
             ("test", {"micro_top1": 1e308}),
             ("val", None),
+            ("test_corrected", {"micro_top1": SCRIPT}),
             ("best_epoch", SCRIPT),
             ("best_epoch", -5),
             ("train_seconds", "long"),
@@ -259,6 +260,18 @@ HOSTILE_ENTRIES: dict[str, tuple[Damage, ...]] = {
             ("best_sha256", "0"),
             ("skipped_files", 7),
             ("skipped_images", SCRIPT),
+        )
+    ),
+    "correction.json": tuple(
+        Damage(f"with {name} = {value!r:.40}", _json_entry(name, value), silent=True)
+        for name, value in (
+            ("tau", None),
+            ("tau", -1),
+            ("tau", float("inf")),
+            ("tau", 1e308),
+            ("metric", SCRIPT),
+            ("images", SCRIPT),
+            ("val", {"micro_top1": SCRIPT}),
         )
     ),
     "preprocess.json": tuple(
@@ -270,6 +283,7 @@ HOSTILE_ENTRIES: dict[str, tuple[Damage, ...]] = {
             ("channels", 4),
             ("std", [0]),
             ("mean", "x"),
+            ("fit", ["pad"]),
         )
     ),
     "environment.json": tuple(

@@ -52,7 +52,7 @@ class Folders(Part):
 
     def __init__(self, seed: int, work: Path) -> None:
         self.seed, self.work = seed, work
-        put_classes(work / "photos", {"elm": 10, "owl": 10})
+        put_classes(work / "photos", {"elm": 12, "owl": 8})  # of two sizes, so that scores are corrected
         self.image = put_image(work / "new" / "photo.png", size=(20, 20))
         self.config = RunConfig(
             recipe="folder",

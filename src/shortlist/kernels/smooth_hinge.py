@@ -52,7 +52,9 @@ class Tiling(NamedTuple):
 _TILING = Tiling()
 
 
-def log_odds_against(scores_RL: Tensor, label_R: Tensor, k: int, tau: float, *, tiling: Tiling = _TILING) -> Tensor:
+def log_odds_against(
+    scores_RL: Tensor, label_R: Tensor, k: int, tau: float, *, kept_R: Tensor | None = None, tiling: Tiling = _TILING
+) -> Tensor:
     """``(R,)`` values of ``1 / tau + log(e_k / e_(k-1)) - s_y / (k tau)``, the e over all classes but the label.
 
     Their softplus times ``tau`` is the smoothed hinge. A NaN gives NaN; the caller must check for infinite scores.
@@ -62,22 +64,26 @@ def log_odds_against(scores_RL: Tensor, label_R: Tensor, k: int, tau: float, *, 
         label_R: int64, from 0 to L - 1.
         k: From 1 to L - 1.
         tau: Above 0.
+        kept_R: False for rows that are ignored: their value is 0, whatever they hold.
     """
-    log_odds_R: Tensor = _LogOddsAgainst.apply(scores_RL, label_R, int(k), float(tau), tiling)
+    log_odds_R: Tensor = _LogOddsAgainst.apply(scores_RL, label_R, kept_R, int(k), float(tau), tiling)
     return log_odds_R
 
 
 class _LogOddsAgainst(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, scores_RL: Tensor, label_R: Tensor, k: int, tau: float, tiling: Tiling) -> Tensor:
+    def forward(
+        ctx: Any, scores_RL: Tensor, label_R: Tensor, kept_R: Tensor | None, k: int, tau: float, tiling: Tiling
+    ) -> Tensor:
         (num_rows, num_classes), points = scores_RL.shape, _points_for(k)
         label_R = label_R.contiguous()
+        kept_R = None if kept_R is None else kept_R.contiguous()
         empty = functools.partial(torch.empty, dtype=torch.float32, device=scores_RL.device)
         log_odds_R, pivot_R, threshold_R = empty(num_rows), empty(num_rows), empty(num_rows)
         even_RP, odd_RP = empty(num_rows, points), empty(num_rows, points)
         with torch.cuda.device_of(scores_RL):
             _forward_kernel[(num_rows,)](
-                scores_RL, label_R, log_odds_R, pivot_R, threshold_R, even_RP, odd_RP, *scores_RL.stride(),
+                scores_RL, label_R, kept_R, log_odds_R, pivot_R, threshold_R, even_RP, odd_RP, *scores_RL.stride(),
                 num_classes, k, 1 / tau, 1 / (k * tau),
                 BLOCK=min(tiling.block, triton.next_power_of_2(num_classes)),
                 STRANDS=min(_MAX_STRANDS, _classes_at_once(points, num_classes, tiling)), POINTS=points,
@@ -89,7 +95,7 @@ class _LogOddsAgainst(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor, None, None, None, None]:
+    def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor, None, None, None, None, None]:
         scores_RL, label_R, pivot_R, threshold_R, even_RP, odd_RP = ctx.saved_tensors
         (num_rows, num_classes), points = scores_RL.shape, even_RP.shape[1]
         gradient_RL = torch.empty_like(scores_RL, memory_format=torch.contiguous_format)
@@ -100,7 +106,7 @@ class _LogOddsAgainst(torch.autograd.Function):
                 *scores_RL.stride(), num_classes, ctx.log_odds_per_score,
                 BLOCK=block, POINTS=points, num_warps=_WARPS,
             )  # fmt: skip
-        return gradient_RL, None, None, None, None
+        return gradient_RL, None, None, None, None, None
 
 
 @functools.cache
@@ -126,7 +132,7 @@ def _classes_at_once(points: int, num_classes: int, tiling: Tiling) -> int:
 
 @triton.jit
 def _forward_kernel(
-    scores_ptr, label_ptr, log_odds_ptr, pivot_ptr, threshold_ptr, even_ptr, odd_ptr,
+    scores_ptr, label_ptr, kept_ptr, log_odds_ptr, pivot_ptr, threshold_ptr, even_ptr, odd_ptr,
     row_stride, class_stride, num_classes, k, inverse_temperature, log_odds_per_score,
     BLOCK: tl.constexpr, STRANDS: tl.constexpr, POINTS: tl.constexpr,
 ):  # fmt: skip
@@ -155,7 +161,10 @@ def _forward_kernel(
 
     own = tl.load(row_ptr + label * class_stride).to(tl.float32)
     log_ratio = tl.log(at_k / before_k) + threshold
-    tl.store(log_odds_ptr + row, inverse_temperature + (log_ratio + (pivot - own) * log_odds_per_score))
+    log_odds = inverse_temperature + (log_ratio + (pivot - own) * log_odds_per_score)
+    if kept_ptr is not None:
+        log_odds = tl.where(tl.load(kept_ptr + row), log_odds, 0.0)
+    tl.store(log_odds_ptr + row, log_odds)
     tl.store(pivot_ptr + row, pivot)
     tl.store(threshold_ptr + row, threshold)
     points_P = row * POINTS + tl.arange(0, POINTS)

@@ -49,10 +49,10 @@ class ScoredBatch:
             self._weight_L = weight.to(self.scores_RL.dtype)
         if self.index_R is not None:
             check_labels_in_range(self.index_R, self.num_classes, ignore_index)
-            self._kept_R = self.index_R != ignore_index
-            self.index_R = torch.where(self._kept_R, self.index_R, 0)
-            if blank_ignored and not (can_read(self._kept_R) and self._kept_R.all()):
-                self.scores_RL = self.scores_RL.masked_fill(~self._kept_R.unsqueeze(-1), 0)
+            self.kept_R = self.index_R != ignore_index
+            self.index_R = torch.where(self.kept_R, self.index_R, 0)
+            if blank_ignored and not (can_read(self.kept_R) and self.kept_R.all()):
+                self.scores_RL = self.scores_RL.masked_fill(~self.kept_R.unsqueeze(-1), 0)
         elif ignore_index >= 0:
             raise ShortlistError(f"ignore_index must be negative if target holds probabilities, got {ignore_index}")
         self.scores_RC = self.pick(self.scores_RL)
@@ -84,10 +84,6 @@ class ScoredBatch:
         """The caller's noise with its dimensions in the order of ``scores_RL``."""
         return noise if noise is None or self.scores_RL.dim() == 1 else noise.movedim(1, -2)
 
-    def kept(self, values_RC: Tensor) -> Tensor:
-        """Values with the ignored rows set to zero."""
-        return torch.where(self._kept_R.unsqueeze(-1), values_RC, 0)
-
     def reduce(self, loss_RC: Tensor) -> Tensor:
         """Weight and average over the candidates, then reduce over the rows.
 
@@ -98,7 +94,7 @@ class ScoredBatch:
         scores_RL = self.scores_RL.detach()
         one_R1 = 1 + 0 * scores_RL.amax(-1, keepdim=True) + 0 * scores_RL.amin(-1, keepdim=True)
         if self.index_R is not None:
-            one_R1 = torch.where(self._kept_R.unsqueeze(-1), one_R1, 1)
+            one_R1 = torch.where(self.kept_R.unsqueeze(-1), one_R1, 1)
         loss_R, share_R = self._weighted(one_R1 * loss_RC)
         return reduce_rows(loss_R, share_R, self._reduction).to(self._result_dtype)
 
@@ -109,7 +105,7 @@ class ScoredBatch:
             loss_R = (weight_RL * loss_RC).sum(-1)
             return loss_R, torch.ones_like(loss_R)
         weight_R = None if self._weight_L is None else self.pick_per_class(self._weight_L).squeeze(-1)
-        return weigh_rows(loss_RC.squeeze(-1), self._kept_R, weight_R)
+        return weigh_rows(loss_RC.squeeze(-1), self.kept_R, weight_R)
 
 
 def weigh_rows(loss_R: Tensor, kept_R: Tensor, weight_R: Tensor | None) -> tuple[Tensor, Tensor]:

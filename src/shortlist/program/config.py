@@ -20,6 +20,7 @@ FORMAT = 2
 """Number of the layout of ``config.json``; ``upgrade`` reads those before it."""
 
 DataName = Literal["glyphs", "cifar100", "plantnet300k", "imagenet", "imagenet_lt", "folder", "embeddings"]
+Fit = Literal["crop", "pad"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,6 +43,14 @@ class DataConfig:
     """Share of each class held out for validation, if the data has no validation split."""
     augment: Literal["auto", "none"] = "auto"
     """Random crops and flips as usual for the data set, or none."""
+    randaugment: int = 0
+    """Strength of timm's RandAugment, from 1 to 10, for data read from files; 0 is off."""
+    mixup: float = 0.0
+    """Alpha of Mixup, which blends pairs of training images and their labels; 0 is off."""
+    cutmix: float = 0.0
+    """Alpha of CutMix, which pastes a box of one training image into another; 0 is off. With both, one by lot."""
+    fit: Fit = "crop"
+    """How images become square, for data read from files: crop the middle, or pad them, so that nothing is cut off."""
     image_size: int = 0
     """Side of the images in pixels, for data read from files; 0 is the usual size of the data set."""
     on_bad_image: Literal["fail", "skip"] = "fail"
@@ -55,9 +64,14 @@ class DataConfig:
         check_within(self, "imbalance", 1)
         check_within(self, "label_noise", 0, 1)
         check_within(self, "val_fraction", 0, 0.9)
+        check_within(self, "randaugment", 0, 10)
+        check_within(self, "mixup", 0)
+        check_within(self, "cutmix", 0)
         check_within(self, "image_size", 0, 4096)
         check_within(self, "workers", 0, 1024)
-        check_choices(self, "name", "imbalance_kind", "noise_groups", "augment", "on_bad_image")
+        check_choices(self, "name", "imbalance_kind", "noise_groups", "augment", "fit", "on_bad_image")
+        if self.cutmix and self.name == "embeddings":
+            raise ShortlistError(f"data.cutmix must be 0 for embeddings, which have no boxes to cut, got {self.cutmix}")
 
     @property
     def is_named_by_root(self) -> bool:
@@ -93,6 +107,8 @@ class OptimConfig:
     """SGD with Nesterov momentum, or AdamW."""
     lr: float = 0.1
     """Learning rate at the start (after the warm-up)."""
+    head_lr_factor: float = 1.0
+    """Learning rate of the last layer, as a multiple of that of the other layers, such as 10."""
     momentum: float = 0.9
     """Momentum of SGD; the first beta of AdamW."""
     weight_decay: float = 1e-4
@@ -111,6 +127,7 @@ class OptimConfig:
     def __post_init__(self) -> None:
         check_choices(self, "name", "schedule")
         check_within(self, "lr", 0)
+        check_within(self, "head_lr_factor", 0)
         check_within(self, "momentum", 0, 0.9999)
         check_within(self, "decay", 0, 1)
         check_within(self, "weight_decay", 0)
@@ -155,7 +172,7 @@ class TrainConfig:
     compile: bool = False
     """Compile the network with torch.compile."""
     cuda_graph: bool = True
-    """Run a step as one CUDA graph if possible: one GPU, data in memory, no accumulation, not 16-mixed."""
+    """Run a step as one CUDA graph if possible: one GPU, data in memory, no accumulation, no mixing, not 16-mixed."""
     sync_batchnorm: bool = False
     """Share the statistics of batch normalisation between GPUs."""
     ks: tuple[int, ...] = (1, 3, 5)
@@ -230,6 +247,11 @@ class RunConfig:
 _HOW_AND_WHERE = ("data.root", "data.workers", "data.on_bad_image", "train.device", "train.eval_batch_size")
 
 NEUTRAL: dict[str, Any] = {
+    "data.randaugment": 0,
+    "data.mixup": 0.0,
+    "data.cutmix": 0.0,
+    "data.fit": "crop",
+    "optim.head_lr_factor": 1.0,
     "loss.cross_entropy_share": 0.0,
     "loss.prior": 0.0,
     "loss.class_weights": "none",

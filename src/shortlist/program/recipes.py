@@ -150,8 +150,11 @@ def smoke() -> RunConfig:
 
 
 def folder() -> RunConfig:
-    """Your own images in one folder a class, with the paper's protocol for fine-grained images."""
-    return _pretrained_resnet50("folder", ImbalancedNoisedTopKHingeConfig(k=5, epsilon=0.01, max_margin=0.2, scale=60))
+    """Your own images in one folder a class: the paper's network and loss for fine-grained images, on a cosine."""
+    loss = ImbalancedNoisedTopKHingeConfig(k=5, epsilon=0.01, max_margin=0.2, scale=60)
+    config = _pretrained_resnet50("folder", loss)
+    # The warm-up spares the pre-trained weights the first gradients, which come from a random last layer.
+    return replace(config, optim=replace(config.optim, schedule="cosine", milestones=(), warmup_epochs=1))
 
 
 def embeddings() -> RunConfig:

@@ -10,11 +10,10 @@ import torch
 from torch import Tensor
 
 import shortlist as sl
-from shortlist.program.bench import agreement, epochs, losses, running
+from shortlist.program.bench import agreement, epochs, losses
 from shortlist.program.bench.contenders import Bench
 from shortlist.program.bench.measurements import (
     COLUMNS,
-    NOT_CAPTURED,
     QUICK_NOTE,
     Measurement,
     ResultsFile,
@@ -65,14 +64,6 @@ def test_both_loops_run_where_the_measurement_says(
         assert next(rows).wall_ms == 1000
     with pytest.raises(StartedError, match=r"^cpu$"):
         next(rows)
-
-
-@pytest.mark.gpu
-def test_all_of_ours_runs_as_a_cuda_graph(tmp_path: Path) -> None:
-    rows = running.run(["loss", "head", "hinge", "metrics"], quick=True, out=tmp_path / "gpu.csv", device="cuda")
-    ours = [row for row in rows if row.entry.startswith("shortlist") and "sparse" not in row.entry]
-    assert ours
-    assert [row for row in ours if row.gpu_ms is None or NOT_CAPTURED in row.note] == []
 
 
 def test_an_unknown_suite_is_named(tmp_path: Path) -> None:

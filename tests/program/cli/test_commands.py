@@ -186,6 +186,7 @@ EDITED: list[tuple[str, dict[str, object], str]] = [
     ("preprocess.json", {"mean": 0.5}, "preprocess.json .*mean .*3 numbers, got 0.5"),
     ("preprocess.json", {"std": [1, 1, "1"]}, "preprocess.json .*std .*3 numbers, got"),
     ("preprocess.json", {"std": [1, 0, 1]}, "preprocess.json .*std .*0"),
+    ("preprocess.json", {"fit": "stretch"}, "preprocess.json .*fit .*crop or pad, got 'stretch'"),
     ("preprocess.json", {"channels": 2}, "preprocess.json .*channels .*1 or 3, got 2"),
     ("preprocess.json", {"crop": "32"}, "preprocess.json .*crop .*whole number in .*, got '32'"),
     ("preprocess.json", {"resize": 0}, "preprocess.json .*resize .*whole number in .*, got 0"),
@@ -358,7 +359,7 @@ def test_a_run_of_another_length_slows_down_at_the_same_shares_of_it(
     arguments: str, milestones: tuple[int, ...]
 ) -> None:
     """Once, a longer run spent most of its epochs at a hundredth of the rate, and a shorter one was refused."""
-    _, config = parse_recipe(commands.TrainArguments, ["folder", *arguments.split()], "train")
+    _, config = parse_recipe(commands.TrainArguments, ["plantnet_table5_imbalanced_k5", *arguments.split()], "train")
     assert config.optim.drop_epochs(config.train.epochs) == list(milestones)
 
 

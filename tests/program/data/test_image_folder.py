@@ -21,7 +21,14 @@ from shortlist.program.data.image_folder import (
     natural_order,
     scan_classes,
 )
-from shortlist.program.data.image_io import Transform, file_preprocess, random_resized_crop_and_flip
+from shortlist.program.data.image_io import (
+    MakeTransform,
+    RandAugment,
+    Transform,
+    file_preprocess,
+    random_place_and_flip,
+    random_resized_crop_and_flip,
+)
 from tests.support.pictures import colour_of, put_classes, put_image
 
 CPU = torch.device("cpu")
@@ -160,8 +167,10 @@ def test_a_thumbnail_is_what_evaluation_sees(folder: Path) -> None:
     assert picture[:, 8, 8].tolist() == list(colour_of(3))
 
 
-def test_workers_can_be_started_afresh_as_on_other_systems(folder: Path) -> None:
-    reader = _Reader(folder, ["3.png"], PREPROCESS, random_resized_crop_and_flip(PREPROCESS), 1)
+@pytest.mark.parametrize("make", [random_resized_crop_and_flip, random_place_and_flip])
+def test_workers_can_be_started_afresh_as_on_other_systems(folder: Path, make: MakeTransform) -> None:
+    transform = make(PREPROCESS, RandAugment(9, PREPROCESS))
+    reader = _Reader(folder, ["3.png"], PREPROCESS, transform, 1)
     here, there = reader[0].image, pickle.loads(pickle.dumps(reader))[0].image
     assert here is not None
     assert torch.equal(here, there)

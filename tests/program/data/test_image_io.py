@@ -1,5 +1,6 @@
 """Reading one image file of any kind."""
 
+import random
 import struct
 from pathlib import Path
 from typing import Any
@@ -12,10 +13,12 @@ from PIL.PngImagePlugin import PngInfo
 
 from shortlist.errors import ShortlistError
 from shortlist.program.data.image_io import (
+    RandAugment,
     _not_too_thin,
     evaluation_transform,
     file_preprocess,
     random_crop,
+    random_place_and_flip,
     random_resized_crop_and_flip,
     read_image,
 )
@@ -151,3 +154,91 @@ def test_the_size_sets_resize_and_crop_together() -> None:
     assert (file_preprocess(448).resize, file_preprocess(448).crop) == (512, 448)
     for crop in range(1, 600):  # the share of ImageNet's usual sizes, to the nearest pixel
         assert abs(file_preprocess(crop).resize - crop * 256 / 224) <= 0.5
+
+
+MEAN_COLOUR = (124, 116, 104)  # of ImageNet
+
+
+@pytest.mark.parametrize("size", [(1, 1), (7, 5), (49, 160), (160, 49), (300, 400), (32, 32)])
+def test_a_padded_image_is_as_pillow_pads_it(size: tuple[int, int]) -> None:
+    image = Image.effect_noise(size, 90).convert("RGB")
+    square = ImageOps.pad(image, (32, 32), Image.Resampling.BILINEAR, MEAN_COLOUR)
+    pixels = evaluation_transform(file_preprocess(32, "pad"))(image)
+    np.testing.assert_array_equal(pixels.permute(1, 2, 0).numpy(), np.asarray(square))
+
+
+@pytest.mark.parametrize("size", [(1, 3000), (3000, 1)])
+def test_a_thread_of_an_image_stays_in_view_when_padded(size: tuple[int, int]) -> None:
+    pixels = evaluation_transform(file_preprocess(32, "pad"))(Image.new("RGB", size, "white"))
+    assert int((pixels == 255).all(0).sum()) == 32
+
+
+def test_padding_is_nothing_to_the_network() -> None:
+    preprocess = file_preprocess(32, "pad")
+    inputs = preprocess.normalise(evaluation_transform(preprocess)(Image.new("RGB", (10, 40))).unsqueeze(0))
+    assert inputs[..., :8].abs().max() < 0.01
+
+
+def test_a_training_image_is_padded_whole_upright_and_unstretched() -> None:
+    image = Image.new("RGB", (50, 100), "red")
+    image.paste((0, 0, 255), (0, 50, 50, 100))
+    image.paste((255, 255, 255), (0, 0, 25, 100))  # the left half
+    transform = random_place_and_flip(file_preprocess(64, "pad"))
+    places, heights, flips = set(), [], []
+    torch.manual_seed(0)
+    for _ in range(200):
+        pixels = transform(image).int()
+        rows, columns = (pixels - torch.tensor(MEAN_COLOUR).view(3, 1, 1)).any(0).nonzero().unbind(1)
+        height, width = (int(found.max() - found.min()) + 1 for found in (rows, columns))
+        assert abs(2 * width - height) <= 1
+        seen = pixels[:, rows.min() : rows.max() + 1, columns.min() : columns.max() + 1]
+        red, _, blue = seen.float().mean(2)
+        assert red[0] == 255 == blue[-1]  # to the last row
+        assert blue[0] < 200 > red[-1]  # upright
+        places.add((int(rows.min()), int(columns.min())))
+        heights.append(height)
+        flips.append(seen[1, 0, 0] == 0)
+    assert 51 <= min(heights) < 53
+    assert 62 < max(heights) <= 64
+    assert len(places) > 100
+    assert 70 < sum(flips) < 130
+
+
+def test_randaugment_keeps_padded_images_in_view() -> None:
+    preprocess = file_preprocess(32, "pad")
+    transform = random_place_and_flip(preprocess, RandAugment(5, preprocess))
+    narrow = Image.effect_noise((4, 40), 90).convert("RGB")
+    torch.manual_seed(0)
+    for _ in range(200):
+        assert len(transform(narrow).flatten(1).unique(dim=1)[0]) > 1
+
+
+def test_randaugment_at_its_strongest_fails_for_no_image() -> None:
+    transform = evaluation_transform(file_preprocess(8), RandAugment(10, file_preprocess(8)))
+    image = Image.effect_noise((8, 8), 90).convert("RGB")
+    torch.manual_seed(0)
+    assert {tuple(transform(image).shape) for _ in range(300)} == {(3, 8, 8)}
+
+
+def test_randaugment_draws_from_torch_alone() -> None:
+    preprocess = file_preprocess(32)
+    transform = evaluation_transform(preprocess, RandAugment(9, preprocess))
+    image = Image.effect_noise((40, 40), 90).convert("RGB")
+
+    def drawn_by_others() -> list[float]:
+        return [random.random(), float(np.random.random())]  # noqa: NPY002
+
+    def augmented(seed: int) -> torch.Tensor:
+        torch.manual_seed(seed)
+        return transform(image)
+
+    random.seed(3)
+    np.random.seed(3)  # noqa: NPY002
+    expected = [drawn_by_others() for _ in range(8)]
+    random.seed(3)
+    np.random.seed(3)  # noqa: NPY002
+    pairs = [(augmented(seed % 4), drawn_by_others()) for seed in range(8)]
+    assert [others for _, others in pairs] == expected
+    images = [pixels for pixels, _ in pairs]
+    assert all(torch.equal(first, again) for first, again in zip(images[:4], images[4:], strict=True))
+    assert len(torch.stack(images).unique(dim=0)) > 1

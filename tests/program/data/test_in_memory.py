@@ -1,6 +1,7 @@
 """Data held as one tensor."""
 
 import warnings
+from typing import Any
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ from shortlist.errors import ShortlistError
 from shortlist.program.config import DataConfig
 from shortlist.program.data.augment import CropAndFlip, SmallAffine
 from shortlist.program.data.base import Preprocess
-from shortlist.program.data.in_memory import TensorSplit, refuse_other_size
+from shortlist.program.data.in_memory import TensorSplit, refuse_settings_of_files
 
 CPU = torch.device("cpu")
 GREY = Preprocess(channels=1, resize=12, crop=12, mean=(0.5,), std=(0.25,))
@@ -92,11 +93,13 @@ def test_a_thumbnail_is_the_stored_picture() -> None:
     assert picture.dtype == torch.uint8
 
 
-def test_images_in_memory_cannot_be_resized() -> None:
-    refuse_other_size(DataConfig(image_size=0), 28)
-    refuse_other_size(DataConfig(image_size=28), 28)
-    with pytest.raises(ShortlistError, match=r"data.image_size .* must be 0 for glyphs, got 64"):
-        refuse_other_size(DataConfig(image_size=64), 28)
+@pytest.mark.parametrize("settings", [{"image_size": 64}, {"randaugment": 9}, {"fit": "pad"}])
+def test_settings_of_image_files_are_refused_for_images_in_memory(settings: dict[str, Any]) -> None:
+    refuse_settings_of_files(DataConfig(image_size=0), 28)
+    refuse_settings_of_files(DataConfig(image_size=28), 28)
+    ((name, value),) = settings.items()
+    with pytest.raises(ShortlistError, match=rf"data\.{name} .* must be (0|crop) for glyphs, got {value}"):
+        refuse_settings_of_files(DataConfig(**settings), 28)
 
 
 @pytest.mark.parametrize("at_once", [1, 16, 2048])

@@ -28,6 +28,7 @@ FILES = (
     "test_predictions.safetensors",
     "test_per_class.csv",
     "pictures/0.png",
+    "correction.json",
     "final.json",
     ".lock",
 )

@@ -59,7 +59,7 @@ def test_a_run_is_evaluated_at_the_ks_that_it_was_tested_at(run: RunFolder) -> N
 def test_the_command_evaluates_the_split_that_it_is_asked_for(
     run: RunFolder, split: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    arguments = ["evaluate", str(run.path), "--split", split, "--device", "cpu"]
+    arguments = ["evaluate", str(run.path), "--split", split, "--no-correction", "--device", "cpu"]
     monkeypatch.setattr(sys, "argv", ["shortlist", *arguments])
     cli.main()
     final = run.read_json("final.json")

@@ -44,6 +44,13 @@ def plain_sgd(parameters: Iterator[nn.Parameter]) -> Optimizer:
     return SGD(parameters, fused=True)
 
 
+def two_groups(parameters: Iterator[nn.Parameter]) -> Optimizer:
+    """With a learning rate of their own for all parameters but the first."""
+    first, *others = parameters
+    groups: list[dict[str, Any]] = [{"params": [first]}, {"params": others, "lr": 0.02}]
+    return SGD(groups, momentum=0.9, fused=True)
+
+
 def adamw(parameters: Iterator[nn.Parameter]) -> Optimizer:
     return AdamW(parameters, weight_decay=1e-2, fused=True)
 
@@ -115,7 +122,7 @@ def test_the_expectation_trains_as_it_does_step_by_step() -> None:
 
 
 @pytest.mark.parametrize("clip_norm", [0.0, 0.1])
-@pytest.mark.parametrize("make_optimizer", [nesterov, plain_sgd, adamw])
+@pytest.mark.parametrize("make_optimizer", [nesterov, plain_sgd, adamw, two_groups])
 def test_every_optimiser_steps_as_it_does_step_by_step(
     make_optimizer: Callable[[Iterator[nn.Parameter]], Optimizer], clip_norm: float
 ) -> None:
@@ -236,4 +243,13 @@ def test_where_it_cannot_be_captured_a_run_goes_step_by_step(data: Path, tmp_pat
 
     for config, captured in ((config_for(data), True), (config_for(data, **settings), False)):
         assert isinstance(build(config, tmp_path).step.update, CapturedStep) == captured
+    assert len(train_losses(config, tmp_path / "run")) == 3
+
+
+def test_a_run_with_mixed_inputs_goes_step_by_step(data: Path, tmp_path: Path) -> None:
+    from shortlist.program.training.build import build
+
+    config = config_for(data)
+    config = replace(config, data=replace(config.data, mixup=0.5))
+    assert not isinstance(build(config, tmp_path).step.update, CapturedStep)
     assert len(train_losses(config, tmp_path / "run")) == 3

@@ -11,6 +11,7 @@ import pytest
 from shortlist.program.config import ModelConfig, TrainConfig
 from shortlist.program.losses import CrossEntropyConfig, NoisedTopKHingeConfig
 from shortlist.program.runs.folder import RunFolder
+from shortlist.program.runs.records import read_correction
 from shortlist.program.training.loop import train
 from tests.support.early_ends import train_until_step
 from tests.support.pictures import put_classes
@@ -60,6 +61,12 @@ def test_two_ranks_give_the_metrics_of_one(data: Path, tmp_path: Path) -> None:
         assert_close(line, other, rel=1e-4)
     assert_close(one["final"]["test"], two["final"]["test"], rel=1e-4)
     assert RunFolder(tmp_path / "both").read_environment()["world_size"] == 2
+    chosen_by_one, chosen_by_two = (read_correction(RunFolder(tmp_path / name)) for name in ("alone", "both"))
+    assert chosen_by_one is not None
+    assert chosen_by_two is not None
+    assert chosen_by_two.images == 240
+    assert chosen_by_two.tau == pytest.approx(chosen_by_one.tau, rel=0.01)
+    assert_close(chosen_by_one.val, chosen_by_two.val, rel=1e-4)
 
 
 def test_an_epoch_has_the_same_loss_on_however_many_ranks_it_goes_on(data: Path, tmp_path: Path) -> None:

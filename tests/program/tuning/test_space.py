@@ -30,6 +30,8 @@ def test_given_values_join_or_replace_the_grid_and_span_what_is_sampled() -> Non
         "optim.lr": (0.01, 0.1),
     }
     assert search_axes(ldam, "given", ["loss.scale=30,50"]) == {"loss.scale": (30, 50)}
+    heads = search_axes(ldam, "given", ["optim.head-lr-factor=1,10"])
+    assert [changed(ldam, point).optim.head_lr_factor for point in grid_points(heads)] == [1, 10]
     assert search_axes(ldam, "none", ["loss.scale=40", "optim.lr=0.1,0.01,0.03"]) == {
         "loss.max_margin": Range(0.0, 0.8),
         "loss.scale": (40,),

@@ -71,7 +71,7 @@ def train(arguments: list[str]) -> None:
             result = read_result(run)
             show(f"{run.path}  test {_percentages(result['test'])}")
             if "test_corrected" in result:
-                show(f"{run.path}  test, corrected for the prior: {_percentages(result['test_corrected'])}")
+                show(f"{run.path}  test, corrected for class sizes: {_percentages(result['test_corrected'])}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,7 +150,7 @@ class EvaluateArguments:
     root: str = ""
     """Where the data is now, if it has moved."""
     correction: bool = True
-    """Correct the scores for the prior, as the run chose to."""
+    """Correct the scores for class sizes, if the run chose to."""
     device: str = "auto"
     """Device to compute on: auto, cpu, cuda or mps."""
 
@@ -178,7 +178,7 @@ def evaluate(arguments: list[str]) -> None:
     if parsed.correction and result.corrected:
         result = result.corrected
         on_these = "; it was chosen on the images evaluated here" if parsed.split == "val" else ""
-        say(f"scores are corrected for the prior: {read_correction(run)}{on_these}")
+        say(f"scores are corrected for class sizes: {read_correction(run)}{on_these}")
     if result.ties:
         say(result.ties)
     if has_other_training_images(problem, run):
@@ -203,7 +203,7 @@ class PredictArguments:
     json: bool = False
     """Print one JSON object for each image instead of a table."""
     correction: bool = True
-    """Correct the scores for the prior, as the run chose to."""
+    """Correct the scores for class sizes, if the run chose to."""
     device: str = "auto"
     """Device to compute on: auto, cpu, cuda or mps."""
 
@@ -238,7 +238,7 @@ def predict(arguments: list[str]) -> None:
         raise ShortlistError(f"-k must be at least 1, got {k}")
     predictor = Predictor(run, parsed.device, correct=parsed.correction)
     if parsed.correction and (chosen := read_correction(run)):
-        say(f"scores are corrected for the prior: {chosen}")
+        say(f"scores are corrected for class sizes: {chosen}")
     places = range(min(k, len(predictor.classes)))  # a K that is too large is refused by suggest
     table = Table("image", *(f"{place + 1}" for place in places), box=None, pad_edge=False)
     unreadable: list[ShortlistError] = []

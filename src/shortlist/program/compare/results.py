@@ -82,7 +82,7 @@ def notes(standings: Standings) -> list[str]:
     corrected = any(outcome.tau is not None for entry in entries for outcome in entry.outcomes)
     texts = [
         f"In percent, ordered by {standings.metric} on the validation images"
-        f"{', after the correction for the prior' if corrected else ''}. No choice was made on the test images.",
+        f"{', after the correction for class sizes' if corrected else ''}. No choice was made on the test images.",
         "±: 95 % interval over seeds (Student's t). Differences are between runs of the same seed"
         f"{'; those of the test images are after the correction' if corrected else ''}.",
     ]

@@ -24,7 +24,7 @@ class Outcome:
     seed: int
     folder: Path
     val: float
-    """The metric that the comparison is ordered by, on the validation images, after the correction for the prior."""
+    """The metric that the comparison is ordered by, on the validation images, after the correction for class sizes."""
     tau: float | None
     """Of the correction; None without one."""
     test: Mapping[str, float | None]
@@ -39,7 +39,7 @@ class Outcome:
 
 
 def read_outcome(run: RunFolder) -> Outcome:
-    """The numbers of a finished run, with and without its correction for the prior."""
+    """The numbers of a finished run, with and without its correction for class sizes."""
     result, correction, config = read_result(run), read_correction(run), run.config
     metrics = correction.val if correction else result["val"]
     value = metrics.get(config.select_metric)

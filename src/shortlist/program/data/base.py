@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from shortlist.errors import ShortlistError
+from shortlist.program.config import Fit
 from shortlist.program.seeds import mix_seed
 
 SPLITS = ("train", "val", "test")
@@ -66,11 +67,13 @@ class Preprocess:
     channels: int
     """1 for grey, 3 for RGB."""
     resize: int
-    """Length of the shorter side after resizing."""
+    """Length of the shorter side after resizing, before it is cropped."""
     crop: int
-    """Side of the central square that the network sees."""
+    """Side of the square that the network sees."""
     mean: tuple[float, ...]
     std: tuple[float, ...]
+    fit: Fit = "crop"
+    """How an image becomes square: its middle is cropped, or it is padded with the mean colour."""
 
     def normalise(self, images: Tensor) -> Tensor:
         """uint8 ``(N, C, H, W)`` to floats of about zero mean and unit deviation."""

@@ -4,7 +4,7 @@ import hashlib
 import os
 import re
 import signal
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -16,7 +16,16 @@ from shortlist.errors import ShortlistError
 from shortlist.program.config import DataConfig
 from shortlist.program.data.alter import add_label_noise, hold_out_missing, thin_classes
 from shortlist.program.data.base import DataFacts, Fingerprint, Preprocess, Problem, Split
-from shortlist.program.data.image_io import SUFFIXES, Transform, evaluation_transform, file_preprocess, read_image
+from shortlist.program.data.image_io import (
+    SUFFIXES,
+    MakeTransform,
+    RandAugment,
+    Transform,
+    evaluation_transform,
+    file_preprocess,
+    random_place_and_flip,
+    read_image,
+)
 from shortlist.program.seeds import mix_seed
 from shortlist.program.text import some_of
 
@@ -305,19 +314,20 @@ def file_problem(
     root: Path,
     classes: Sequence[str],
     given: Mapping[str, Listing],
-    training_transform: Callable[[Preprocess], Transform],
+    random_crop: MakeTransform,
     class_folders: Iterable[Path] = (),
 ) -> Problem:
     """A problem from the listings of ``train`` and, where the data has them, ``val`` and ``test``.
 
-    ``class_folders`` are the folders whose sub-folders were taken for classes.
+    ``random_crop`` makes the usual transform of training images, where they are cropped. ``class_folders`` are the
+    folders whose sub-folders were taken for classes.
     """
     splits, held_out = hold_out_missing(given, classes, config)
     val, test = splits["val"], splits["test"]
     train, thinning = thin_classes(splits["train"], len(classes), config)
     train_labels, noise = add_label_noise(train.labels, len(classes), config)
-    preprocess = file_preprocess(config.image_size)
-    transform = training_transform(preprocess) if config.augment == "auto" else None
+    preprocess = file_preprocess(config.image_size, config.fit)
+    transform = _training_transform(config, preprocess, random_crop)
     return Problem(
         classes=tuple(classes),
         train=FileSplit(root, train.files, train_labels, preprocess, config, transform),
@@ -334,3 +344,11 @@ def file_problem(
         ),
         class_folders=tuple(class_folders),
     )
+
+
+def _training_transform(config: DataConfig, preprocess: Preprocess, random_crop: MakeTransform) -> Transform:
+    changes = (RandAugment(config.randaugment, preprocess),) if config.randaugment else ()
+    if config.augment == "none":
+        return evaluation_transform(preprocess, *changes)
+    make = random_place_and_flip if config.fit == "pad" else random_crop
+    return make(preprocess, *changes)

@@ -1,15 +1,20 @@
-"""One image file: read it in any format, and crop it to what a network sees."""
+"""One image file: read it in any format, and crop or pad it to what a network sees."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Protocol
 
 import numpy as np
+import torch
 from PIL import ExifTags, Image, UnidentifiedImageError, features
 from torch import Tensor
 from torchvision.transforms import v2
 
 from shortlist.errors import ShortlistError
+from shortlist.program.config import Fit
 from shortlist.program.data.base import Preprocess
+from shortlist.program.seeds import seeded_globals
 
 SUFFIXES = frozenset(
     {".bmp", ".gif", ".jfif", ".jpeg", ".jpg", ".pbm", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"}
@@ -30,8 +35,18 @@ _LARGEST_ASPECT = 20
 _IMAGENET_MEAN = (0.485, 0.456, 0.406)
 _IMAGENET_STD = (0.229, 0.224, 0.225)
 
+# With padding, a training image fills at least this share of the square, in its longer direction.
+_SMALLEST_SHARE = 0.8
+
 Transform = Callable[[Image.Image], Tensor]
 """An image to the ``(C, crop, crop)`` uint8 tensor that, normalised, is the network's input."""
+Change = Callable[[Image.Image], Image.Image]
+
+
+class MakeTransform(Protocol):
+    def __call__(self, preprocess: Preprocess, *changes: Change) -> Transform:
+        """A transform that makes the image square, and then changes the square in these ways."""
+        ...
 
 
 def read_image(path: str | Path, channels: int) -> Image.Image:
@@ -72,7 +87,7 @@ def _eight_bit(image: Image.Image) -> Image.Image:
     return image
 
 
-def file_preprocess(image_size: int) -> Preprocess:
+def file_preprocess(image_size: int, fit: Fit = "crop") -> Preprocess:
     """The usual for photographs: 224 of 256 pixels, or the same ratio at another size, and ImageNet's mean and std.
 
     Example:
@@ -80,27 +95,96 @@ def file_preprocess(image_size: int) -> Preprocess:
         128
     """
     crop = image_size or 224
-    return Preprocess(channels=3, resize=round(crop * 256 / 224), crop=crop, mean=_IMAGENET_MEAN, std=_IMAGENET_STD)
+    return Preprocess(3, round(crop * 256 / 224), crop, _IMAGENET_MEAN, _IMAGENET_STD, fit)
 
 
-def evaluation_transform(preprocess: Preprocess) -> Transform:
-    """Resize the shorter side and crop the central square."""
-    return _pipeline(v2.Resize(preprocess.resize), v2.CenterCrop(preprocess.crop))
+def evaluation_transform(preprocess: Preprocess, *changes: Change) -> Transform:
+    """Crop the central square, after resizing the shorter side; or resize the longer side and pad to a square.
+
+    Small images are enlarged: a network works best with objects of the size that it was trained on.
+    """
+    if preprocess.fit == "pad":
+        return _pipeline(_Padded(preprocess), *changes)
+    return _pipeline(_not_too_thin, v2.Resize(preprocess.resize), v2.CenterCrop(preprocess.crop), *changes)
 
 
-def random_crop(preprocess: Preprocess) -> Transform:
+def random_crop(preprocess: Preprocess, *changes: Change) -> Transform:
     """Resize the shorter side and crop a random square, without flips: as in the paper for Pl@ntNet-300K."""
-    return _pipeline(v2.Resize(preprocess.resize), v2.RandomCrop(preprocess.crop))
+    return _pipeline(_not_too_thin, v2.Resize(preprocess.resize), v2.RandomCrop(preprocess.crop), *changes)
 
 
-def random_resized_crop_and_flip(preprocess: Preprocess) -> Transform:
+def random_resized_crop_and_flip(preprocess: Preprocess, *changes: Change) -> Transform:
     """Crop a random size and shape, and flip half of the images: the usual for ImageNet."""
-    return _pipeline(v2.RandomResizedCrop(preprocess.crop), v2.RandomHorizontalFlip())
+    return _pipeline(_not_too_thin, v2.RandomResizedCrop(preprocess.crop), v2.RandomHorizontalFlip(), *changes)
 
 
-def _pipeline(*steps: v2.Transform) -> Transform:
-    transform: Transform = v2.Compose([_not_too_thin, *steps, v2.PILToTensor()])
+def random_place_and_flip(preprocess: Preprocess, *changes: Change) -> Transform:
+    """Put the whole image at a random place of the padded square, a little smaller, and flip half of the images.
+
+    A random crop would cut off the ends of a narrow image.
+    """
+    return _pipeline(_RandomlyPadded(preprocess), v2.RandomHorizontalFlip(), *changes)
+
+
+def _pipeline(*steps: Change) -> Transform:
+    transform: Transform = v2.Compose([*steps, v2.PILToTensor()])
     return transform
+
+
+@dataclass(frozen=True)
+class _Padded:
+    """The whole image in the middle of a square of the mean colour, whose normalised value is zero."""
+
+    preprocess: Preprocess
+
+    def __call__(self, image: Image.Image) -> Image.Image:
+        return self._placed(image, 1.0, 0.5, 0.5)
+
+    def _placed(self, image: Image.Image, share: float, right: float, down: float) -> Image.Image:
+        """The image, its longer side a share of the square's; 0 is the left or upper end of the room, 1 the other."""
+        side = self.preprocess.crop
+        width, height = (max(1, round(share * side * length / max(image.size))) for length in image.size)
+        square = Image.new(image.mode, (side, side), _mean_colour(self.preprocess))
+        place = round(right * (side - width)), round(down * (side - height))
+        square.paste(image.resize((width, height), Image.Resampling.BILINEAR), place)
+        return square
+
+
+class _RandomlyPadded(_Padded):
+    """The same, at a random place and a little smaller."""
+
+    def __call__(self, image: Image.Image) -> Image.Image:
+        size, right, down = torch.rand(3).tolist()
+        return self._placed(image, _SMALLEST_SHARE + (1 - _SMALLEST_SHARE) * size, right, down)
+
+
+class RandAugment:
+    """timm's RandAugment with increasing severity: two random changes of colour or shape, each for half of the images.
+
+    timm draws from the global generators of Python and NumPy. They are seeded from torch's for each image, so that an
+    augmented image depends on torch's seed alone.
+
+    Args:
+        magnitude: Strength, from 1 to 10.
+        preprocess: Of the squares that it gets; what comes into view is filled with its mean colour.
+    """
+
+    def __init__(self, magnitude: int, preprocess: Preprocess) -> None:
+        from timm.data.auto_augment import rand_augment_transform  # timm takes a second to load
+
+        # At a full 10, timm asks Pillow to posterise to 0 bits, which is an error.
+        options: dict[str, Any] = {"img_mean": _mean_colour(preprocess), "magnitude_max": 9.99}
+        if preprocess.fit == "pad":
+            options["translate_pct"] = 0.0  # a shift would move a narrow image out of the square; its place is random
+        self._change: Change = rand_augment_transform(f"rand-m{magnitude}-mstd0.5-inc1", options)
+
+    def __call__(self, image: Image.Image) -> Image.Image:
+        with seeded_globals(int(torch.randint(2**62, ()))):
+            return self._change(image)
+
+
+def _mean_colour(preprocess: Preprocess) -> tuple[int, ...]:
+    return tuple(round(255 * value) for value in preprocess.mean)
 
 
 def _not_too_thin(image: Image.Image) -> Image.Image:

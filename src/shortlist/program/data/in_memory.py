@@ -134,9 +134,19 @@ def digest_of(*tensors: Tensor) -> str:
     return digest.hexdigest()
 
 
-def refuse_other_size(config: DataConfig, side: int) -> None:
-    """Raise an error if ``config`` asks for another image size than the data has; embeddings have side 0."""
-    if config.image_size not in (0, side):
-        raise ShortlistError(
-            f"data.image_size is for data read from files and must be 0 for {config.name}, got {config.image_size}"
-        )
+def refuse_settings_of_files(config: DataConfig, side: int) -> None:
+    """Raise an error if ``config`` asks for what only data read from files can have.
+
+    Args:
+        config: The settings of the data.
+        side: Side of the images as they are, which may be asked for; 0 for embeddings.
+    """
+    for name, value, allowed in (
+        ("image_size", config.image_size, (0, side)),
+        ("randaugment", config.randaugment, (0,)),
+        ("fit", config.fit, ("crop",)),
+    ):
+        if value not in allowed:
+            raise ShortlistError(
+                f"data.{name} is for data read from files and must be {allowed[0]} for {config.name}, got {value}"
+            )

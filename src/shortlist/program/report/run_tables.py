@@ -119,7 +119,7 @@ def _corrected_heading(setup: Setup) -> Html:
     )
     return element(
         "th",
-        "corrected for class sizes",
+        f"{setup.label}, corrected for class sizes",
         element("small", f"τ{_EQUALS}{tau.mean:.2g}{spread}, {basis}" if tau else basis),
         scope="row",
     )

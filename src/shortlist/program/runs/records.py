@@ -4,9 +4,10 @@ import dataclasses
 import reprlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, get_args
 
 from shortlist.errors import ShortlistError
+from shortlist.program.config import Fit
 from shortlist.program.data.base import SPLITS, DataFacts, LabelNoise, Preprocess, Problem, Thinning
 from shortlist.program.runs.checks import METRIC, are_metrics, is_number, is_text, is_whole
 from shortlist.program.runs.folder import RunFolder
@@ -15,6 +16,7 @@ from shortlist.program.text import counted, some_of
 _CLASSES, _PREPROCESS, _FACTS, _RESULT = "classes.json", "preprocess.json", "facts.json", "final.json"
 _CORRECTION = "correction.json"
 _LARGEST_SIDE = 2**14  # of images in pixels
+_LARGEST_TAU = 1e30  # float32 can compute with it
 
 Check = Callable[[Any], bool]
 
@@ -96,7 +98,9 @@ def read_preprocess(run: RunFolder) -> Preprocess:
     )
     if 0 in std:
         raise record.damaged(f"std must not be 0, got {std!r}")
-    return Preprocess(channels, resize, crop, tuple(mean), tuple(std))
+    # Older versions recorded no fit: they always cropped.
+    fit: Fit = record.optional("fit", lambda value: value in get_args(Fit), "crop or pad") or "crop"
+    return Preprocess(channels, resize, crop, tuple(mean), tuple(std), fit)
 
 
 def read_result(run: RunFolder) -> dict[str, Any]:
@@ -121,7 +125,7 @@ def read_correction(run: RunFolder) -> Correction | None:
         return None
     record = _Record(run, _CORRECTION)
     return Correction(
-        tau=record.require("tau", lambda value: is_number(value) and value >= 0, "a number >= 0"),
+        tau=record.require("tau", lambda value: is_number(value) and 0 <= value <= _LARGEST_TAU, "a number >= 0"),
         metric=record.require("metric", _is_metric, "like macro_top5"),
         val=record.require("val", lambda value: isinstance(value, dict) and are_metrics(value), "numbers by name"),
         **{

@@ -22,6 +22,7 @@ from shortlist.program.data.base import Problem, training_plan
 from shortlist.program.data.catalogue import load_problem
 from shortlist.program.models.build import build_model
 from shortlist.program.seeds import mix_seed
+from shortlist.program.training.mixing import Mixing
 from shortlist.program.training.step import AUGMENT, INIT, ORDER, Step, scales_gradients
 
 
@@ -46,7 +47,7 @@ class Parts:
     def batches(self, epoch: int, done: int = 0) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         """This rank's training batches of an epoch, without those of the first ``done`` steps."""
         plan = _plan(self.config, self.fabric, self.problem, epoch)[done:]
-        augment_seed = None if self.config.data.augment == "none" else mix_seed(self.config.seed, AUGMENT, epoch)
+        augment_seed = mix_seed(self.config.seed, AUGMENT, epoch)
         return self.problem.train.batches([part for parts in plan for part in parts], self.fabric.device, augment_seed)
 
 
@@ -76,14 +77,15 @@ def build(config: RunConfig, folder: Path) -> Parts:
         network = network.to(memory_format=torch.channels_last)
     model: Any = torch.compile(network) if config.train.compile else network
     fused = fabric.device.type == "cuda" and not scales_gradients(config)
-    model, optimizer = fabric.setup(model, build_optimizer(config.optim, model, fused=fused))
+    model, optimizer = fabric.setup(model, build_optimizer(config.optim, network, fused=fused))
     steps = len(_plan(config, fabric, problem, 0))
     if steps == 0:
         raise ShortlistError(
             f"train.batch_size must leave at least one step: {len(problem.train)} training images, "
             f"{fabric.world_size} ranks of {config.train.accumulate} parts"
         )
-    step = Step(config, fabric, network, model, loss, optimizer, problem.train, steps)
+    mixing = Mixing(config.data, len(problem.classes)) if config.data.mixup or config.data.cutmix else None
+    step = Step(config, fabric, network, model, loss, optimizer, problem.train, steps, mixing)
     return Parts(config, fabric, problem, network, model, loss, optimizer, step, steps)
 
 
@@ -121,11 +123,25 @@ def undefined_metric(config: RunConfig) -> ShortlistError:
     )
 
 
-def build_optimizer(config: OptimConfig, model: nn.Module, *, fused: bool) -> Optimizer:
+def build_optimizer(config: OptimConfig, network: nn.Module, *, fused: bool) -> Optimizer:
+    """The optimiser. Each group of parameters has an ``lr_factor``, by which the step multiplies the learning rate."""
+    groups = _parameter_groups(network, config.head_lr_factor)
     options: dict[str, Any] = {"lr": config.lr, "weight_decay": config.weight_decay, "fused": fused or None}
     if config.name == "adamw":
-        return AdamW(model.parameters(), betas=(config.momentum, 0.999), **options)
-    return SGD(model.parameters(), momentum=config.momentum, nesterov=config.momentum > 0, **options)
+        return AdamW(groups, betas=(config.momentum, 0.999), **options)
+    return SGD(groups, momentum=config.momentum, nesterov=config.momentum > 0, **options)
+
+
+def _parameter_groups(network: nn.Module, head_lr_factor: float) -> list[dict[str, Any]]:
+    """One group, or two if the head has a learning rate of its own; the parameters are in the same order.
+
+    Embeddings have no backbone, and therefore no first group.
+    """
+    if head_lr_factor == 1:
+        return [{"params": list(network.parameters()), "lr_factor": 1.0}]
+    backbone, head = (list(network.get_submodule(part).parameters()) for part in ("backbone", "head"))
+    groups = [{"params": backbone, "lr_factor": 1.0}, {"params": head, "lr_factor": head_lr_factor}]
+    return [group for group in groups if group["params"]]
 
 
 def _fabric(config: RunConfig) -> lightning_fabric.Fabric:

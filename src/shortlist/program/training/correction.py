@@ -27,7 +27,7 @@ def fit_correction(
 ) -> tuple[PriorCorrection, Correction] | None:
     """The correction for the scores of a network, and what it rests on; None if the run is not to be corrected."""
     metric, sizes = config.corrected_metric, problem.class_counts
-    if metric is None or len(sizes[sizes > 0].unique()) == 1:  # classes of one size need no correction
+    if metric is None or len(torch.unique(sizes[sizes > 0])) == 1:  # classes of one size need no correction
         return None
     batch_size = config.train.eval_batch_size
     scores, labels = validation_scores(
@@ -35,7 +35,7 @@ def fit_correction(
     )
     correction = prior_correction(sizes.tolist()).to(device)
     if correction.left_out[labels].all():
-        say("the scores are not corrected for the prior: no validation image is of a class with training images")
+        say("the scores are not corrected for class sizes: no validation image is of a class with training images")
         return None
     average, _, k = metric.partition("_top")
     correction.fit(scores, labels, int(k), "micro" if average == "micro" else "macro")

@@ -163,7 +163,7 @@ class Trainer:
         if found is None:
             return None
         correction, chosen = found
-        self.say(f"scores are corrected for the prior: {chosen}")
+        self.say(f"scores are corrected for class sizes: {chosen}")
         if self.writes:
             write_correction(self.run, chosen)
         return correction

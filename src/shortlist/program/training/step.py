@@ -14,10 +14,11 @@ from shortlist.program.data.base import Split, fewest_images
 from shortlist.program.data.in_memory import TensorSplit
 from shortlist.program.seeds import mix_seed
 from shortlist.program.training.cuda_graph import CapturedStep
+from shortlist.program.training.mixing import Mixing
 from shortlist.program.training.schedule import learning_rate
 
 # What seeds are for, so that no two purposes share one.
-INIT, ORDER, AUGMENT, NOISE = range(4)
+INIT, ORDER, AUGMENT, NOISE, MIX = range(5)
 
 
 class Step:
@@ -28,10 +29,12 @@ class Step:
         fabric: Device, ranks and precision.
         network: As built; its parameters and buffers are what the step changes.
         model: The network as compiled and wrapped by fabric.
-        loss: Called with scores and labels.
+        loss: Called with scores and labels, or with scores and probabilities if images are mixed.
         optimizer: As wrapped by fabric.
         train: The training images.
         steps: Steps in an epoch.
+        mixing: Mixes the images and labels of a batch. With it, a step is not captured as a CUDA graph: losses of
+            probabilities run without their kernels, and nobody has checked that no such loss waits for the GPU.
     """
 
     def __init__(
@@ -44,23 +47,25 @@ class Step:
         optimizer: Optimizer,
         train: Split,
         steps: int,
+        mixing: Mixing | None = None,
     ) -> None:
         self._config, self._fabric, self._model, self._loss = config, fabric, model, loss
-        self._optimizer, self._train, self._steps = optimizer, train, steps
+        self._optimizer, self._train, self._steps, self._mixing = optimizer, train, steps, mixing
         precise = torch.float32 if fabric.device.type == "mps" else torch.float64
         self.loss_sum = torch.zeros((), dtype=precise, device=fabric.device)
         """Over this rank's images of the epoch so far. It stays on the device, so that adding to it never waits."""
         self.update: Callable[[Tensor, Tensor], None] = self._update
         """One update with a whole batch."""
-        if _can_capture(config, fabric, train):
+        if mixing is None and _can_capture(config, fabric, train):
             state = [*network.parameters(), *network.buffers(), self.loss_sum]
             self.update = CapturedStep(self._update, optimizer, state)
 
     def __call__(self, batches: Iterator[tuple[Tensor, Tensor, Tensor]], epoch: int, number: int) -> int:
         """Take the next batch and update the weights; returns the number of this rank's images in it."""
         config, fabric = self._config, self._fabric
+        rate = learning_rate(config.optim, epoch, number, self._steps, config.train.epochs)
         for group in self._optimizer.param_groups:
-            group["lr"] = learning_rate(config.optim, epoch, number, self._steps, config.train.epochs)
+            group["lr"] = rate * group["lr_factor"]
         _seed(fabric.device, mix_seed(config.seed, NOISE, epoch, number))
         size, parts, images = config.train.batch_size, config.train.accumulate, 0
         fewest = fewest_images(size, parts * fabric.world_size)
@@ -69,8 +74,9 @@ class Step:
             for part in range(parts):
                 inputs, target, _ = next(batches)
                 read = len(target)
+                seed = mix_seed(config.seed, MIX, epoch, number, fabric.global_rank * parts + part)
                 if read == size:  # the whole batch in one part, on one rank
-                    self.update(inputs, target)
+                    self.update(*self._mixed(inputs, target, seed))
                     return size
                 if read < fewest and fabric.world_size == 1:  # the rest of the part could not be read
                     continue
@@ -78,12 +84,16 @@ class Step:
                     raise ShortlistError(f"no image of a rank's part could be read: {self._train.skipped[-1]}, ...")
                 if read < fewest:  # a single image has no batch statistics
                     inputs, target = torch.cat((inputs, inputs)), torch.cat((target, target))
+                inputs, target = self._mixed(inputs, target, seed)
                 with fabric.no_backward_sync(self._model, enabled=part < parts - 1):  # type: ignore[arg-type]
                     # Ranks and parts may differ in size by an image; DDP takes the plain mean over ranks.
                     self._add_gradient(inputs, target, share=read * fabric.world_size / count, images=read)
                 images += read
             self._descend()
         return images
+
+    def _mixed(self, inputs: Tensor, target: Tensor, seed: int) -> tuple[Tensor, Tensor]:
+        return (inputs, target) if self._mixing is None else self._mixing(inputs, target, seed)
 
     def _update(self, inputs: Tensor, target: Tensor) -> None:
         self._add_gradient(inputs, target, share=1, images=len(target))

@@ -2,9 +2,12 @@
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from PIL import Image
+from torch import Tensor
 
 from shortlist.errors import ShortlistError
 from shortlist.program.config import DataConfig
@@ -15,8 +18,8 @@ from tests.support.pictures import put_classes, put_image
 
 
 def load(root: Path, **settings: object) -> Problem:
-    config = DataConfig(name="folder", root=str(root), workers=0, image_size=16, **settings)  # type: ignore[arg-type]
-    return load_problem(config)
+    usual: dict[str, Any] = {"name": "folder", "root": str(root), "workers": 0, "image_size": 16}
+    return load_problem(DataConfig(**usual | settings))
 
 
 def files(split: Split) -> tuple[str, ...]:
@@ -39,6 +42,29 @@ def test_plain_classes_are_split_in_three_and_it_is_noted(tmp_path: Path) -> Non
     for split in (problem.train, problem.val, problem.test):
         for file, label in zip(files(split), split.labels.tolist(), strict=True):
             assert file.startswith(problem.classes[label] + "/")
+
+
+@pytest.mark.parametrize("augment", ["auto", "none"])
+@pytest.mark.parametrize("fit", ["crop", "pad"])
+def test_augmentation_by_timm_depends_on_seed_and_index_alone(tmp_path: Path, augment: str, fit: str) -> None:
+    for name in ("a", "b"):
+        for number in range(12):
+            (tmp_path / name).mkdir(exist_ok=True)
+            Image.effect_noise((9, 24), 90).convert("RGB").save(tmp_path / name / f"{number}.png")
+
+    def augmented(seed: int, *, workers: int = 0, backwards: bool = False) -> Tensor:
+        train = load(tmp_path, randaugment=9, augment=augment, fit=fit, workers=workers).train
+        order = torch.arange(len(train))
+        plan = torch.split(order.flip(0) if backwards else order, 5)
+        found: dict[int, Tensor] = {}
+        for inputs, _, indices in train.batches(plan, torch.device("cpu"), seed):
+            found |= dict(zip(indices.tolist(), inputs, strict=True))
+        return torch.stack([found[index] for index in range(len(train))])
+
+    here = augmented(3)
+    assert torch.equal(here, augmented(3, workers=2))
+    assert torch.equal(here, augmented(3, backwards=True))
+    assert not torch.equal(here, augmented(4))
 
 
 def test_the_seed_decides_the_split(tmp_path: Path) -> None:

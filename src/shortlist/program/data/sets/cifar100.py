@@ -19,7 +19,7 @@ from shortlist.program.config import DataConfig
 from shortlist.program.data.augment import CropAndFlip
 from shortlist.program.data.base import Preprocess, Problem
 from shortlist.program.data.download import Download
-from shortlist.program.data.in_memory import Rows, refuse_other_size, tensor_problem
+from shortlist.program.data.in_memory import Rows, refuse_settings_of_files, tensor_problem
 from shortlist.program.data.safe_pickle import load_plain_pickle
 
 FOLDER = "cifar-100-python"
@@ -41,7 +41,7 @@ _PREPROCESS = Preprocess(
 
 
 def load(config: DataConfig, root: Path) -> Problem:
-    refuse_other_size(config, SIDE)
+    refuse_settings_of_files(config, SIDE)
     read = find_files(root)
     meta = read("meta")
     classes = tuple(name.decode() for name in meta[b"fine_label_names"])

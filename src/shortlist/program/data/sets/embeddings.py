@@ -19,7 +19,7 @@ from torch import Tensor
 from shortlist.errors import ShortlistError
 from shortlist.program.config import DataConfig
 from shortlist.program.data.base import SPLITS, Problem
-from shortlist.program.data.in_memory import Rows, refuse_other_size, tensor_problem
+from shortlist.program.data.in_memory import Rows, refuse_settings_of_files, tensor_problem
 from shortlist.program.text import some_of
 
 _LABELS = ("y", *(f"{split}_y" for split in SPLITS))
@@ -27,7 +27,7 @@ _ARRAYS = ("x", *(f"{split}_x" for split in SPLITS), *_LABELS)
 
 
 def load(config: DataConfig, path: Path) -> Problem:
-    refuse_other_size(config, 0)
+    refuse_settings_of_files(config, 0)
     if not config.root:
         raise ShortlistError("data.root must name the file of your embeddings, .npz or .safetensors, got ''")
     arrays, names = read_file(path)

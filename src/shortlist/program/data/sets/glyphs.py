@@ -30,7 +30,7 @@ from shortlist.program.config import DataConfig
 from shortlist.program.data.alter import generator_for, size_profile, sizes_from_profile
 from shortlist.program.data.augment import SmallAffine, warp
 from shortlist.program.data.base import SPLITS, Preprocess, Problem
-from shortlist.program.data.in_memory import Rows, refuse_other_size, tensor_problem
+from shortlist.program.data.in_memory import Rows, refuse_settings_of_files, tensor_problem
 from shortlist.program.data.sets.glyph_scripts import Character, characters, fonts_with
 from shortlist.program.seeds import mix_seed
 
@@ -51,7 +51,7 @@ _PREPROCESS = Preprocess(channels=1, resize=SIDE, crop=SIDE, mean=(0.81,), std=(
 
 
 def load(config: DataConfig, root: Path) -> Problem:
-    refuse_other_size(config, SIDE)
+    refuse_settings_of_files(config, SIDE)
     rows, remarks = _cached_images(config, root)
     classes = characters()
     problem = tensor_problem(
