@@ -10,7 +10,9 @@ import sys
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -76,7 +78,7 @@ def table_of(folder: Path) -> str:
     return path.read_text()
 
 
-def facts_of(folder: Path) -> dict[str, list[dict[str, object]]]:
+def facts_of(folder: Path) -> dict[str, Any]:
     (path,) = folder.glob("runs/compare/*/compare.json")
     return {loss["name"]: loss for loss in json.loads(path.read_text())["losses"]}
 
@@ -175,7 +177,7 @@ def _share() -> None:
         run_comparison(trainings)
         Path(f"trained-{number}").write_text(str(len(trainings.begun)))
 
-    children = [_forked(lambda number=number: work(number)) for number in (0, 1)]
+    children = [_forked(partial(work, number)) for number in (0, 1)]
     assert [_end(child) for child in children] == [0, 0]
 
 

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 import tyro
 
@@ -10,11 +11,17 @@ from shortlist.program import recipes
 from shortlist.program.cli.output import print_table, say, show
 from shortlist.program.cli.parsing import RecipeArguments, asks_for_help, option_names, parse_recipe
 from shortlist.program.compare.candidates import CANDIDATES, find_candidates
+from shortlist.program.losses import LOSSES
 from shortlist.program.text import did_you_mean
 
 
 @dataclass(frozen=True, kw_only=True)
 class CompareArguments(RecipeArguments):
+    set_by_command: ClassVar[frozenset[str]] = frozenset(
+        {"seed", "model.head"}
+        | {f"loss.{name}".replace("_", "-") for loss in LOSSES.values() for name in loss.__dataclass_fields__}
+    ) - {"loss.k"}
+
     seed: tyro.conf.Suppress[int] = 0
     losses: tuple[str, ...] = tuple(CANDIDATES)
     """What to compare: names that shortlist compare --help lists, or any loss."""
@@ -96,7 +103,7 @@ def _with_recipe(arguments: list[str]) -> list[str]:
 
 def _refuse_settings_of_candidates(options: list[str]) -> None:
     for name in options:
-        if name in ("seed", "model.head") or (name.startswith("loss.") and name != "loss.k"):
+        if name.replace("_", "-") in CompareArguments.set_by_command:
             remedy = "--seeds names the seeds" if name == "seed" else "--losses names what is compared"
             raise ShortlistError(f"compare sets {name} itself: {remedy}, and --loss.k the number of suggestions")
         if name in ("search", "losses", "seeds") and options.count(name) > 1:

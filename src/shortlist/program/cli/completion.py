@@ -59,7 +59,8 @@ def _words(command: str) -> list[str]:
     flags = flags_of(kind)
     if command in ("train", "tune"):  # of every loss
         flags += [f"--loss.{field.name}" for loss in LOSSES.values() for field in dataclasses.fields(loss)]
-    return [*positional, *sorted({flag.replace("_", "-") for flag in flags})]
+    own = {f"--{name}" for name in getattr(kind, "set_by_command", ())}
+    return [*positional, *sorted({flag.replace("_", "-") for flag in flags} - own)]
 
 
 def _bash(shell: str) -> str:
