@@ -65,6 +65,15 @@ def test_the_order_is_that_of_the_validation_images() -> None:
     assert command == "shortlist train embeddings --loss.name balanced_softmax"
 
 
+def test_every_candidate_has_a_line_that_names_its_settings() -> None:
+    lines = csv_text(standings(*(entry(name, 0.5, 0.6) for name in CANDIDATES))).splitlines()
+    assert len(lines) == 1 + len(CANDIDATES)
+    (mixture,) = (line for line in lines if line.startswith("mixture,"))
+    assert all(
+        text in mixture for text in ("K = 5", "ε = 3", "margin = 3", "prior = 1", "share of cross-entropy = 0.5")
+    )
+
+
 def test_what_the_seeds_cannot_tell_apart_is_said() -> None:
     close = standings(
         entry("cross_entropy", 0.5, 0.7, 0.6), entry("ldam", 0.6, 0.6, 0.65), entry("ldam_prior", 0.1, 0.1, 0.1)

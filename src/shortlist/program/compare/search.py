@@ -81,6 +81,7 @@ def search_all(
         if not any(setting in axes for axes in all_axes):
             raise ShortlistError(f"none of the losses has the setting {setting} that --search names")
     seed = next(seed for seed in itertools.count(_FIRST_SEARCH_SEED) if seed not in seeds)
+    tell = _without_repetition(say)  # a study is looked at again while other processes work on it
     chosen: dict[str, Chosen] = {}
     left = list(zip(candidates, all_axes, strict=True))
     while True:
@@ -92,7 +93,7 @@ def search_all(
                 continue
             short = changed(config, {"seed": seed, "train.epochs": budget.epochs})
             points = search_points(short, axes, budget.trials)
-            found = _search(candidate, short, axes, points, budget, out, say, callbacks)
+            found = _search(candidate, short, axes, points, budget, out, tell, callbacks)
             tried = [trial for trial in found.trials if trial.settings in points]
             if len(tried) < len(points) or any(trial.state in ("running", "waiting") for trial in tried):
                 pending.append((candidate, axes))
@@ -105,6 +106,17 @@ def search_all(
         if len(pending) == len(left):
             pause()
         left = pending
+
+
+def _without_repetition(say: Callable[[str], None]) -> Callable[[str], None]:
+    told: set[str] = set()
+
+    def tell(message: str) -> None:
+        if message not in told:
+            told.add(message)
+            say(message)
+
+    return tell
 
 
 def _search(

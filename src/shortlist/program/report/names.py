@@ -4,7 +4,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
-from shortlist.program.config import RunConfig, identity, to_dict
+from shortlist.program.config import NEUTRAL, RunConfig, identity, to_dict
 from shortlist.program.losses import COMMON, LOSSES, LossConfig
 
 _SYMBOLS = {
@@ -13,6 +13,8 @@ _SYMBOLS = {
     "n_samples": "B",
     "tau": "τ",
     "gamma": "\N{GREEK SMALL LETTER GAMMA}",
+    "margin": "margin",
+    "relative": "relative ε",
     "max_margin": "margin",
     "scale": "scale",
     "cross_entropy_share": "share of cross-entropy",
@@ -20,20 +22,20 @@ _SYMBOLS = {
     "class_weights": "class weights",
     "weight_from": "weights from",
 }
+_NEVER = object()
 
 
 def loss_settings(loss: LossConfig, digits: int = 6) -> str:
-    """The settings of the loss itself.
+    """The settings of the loss itself, without those that change nothing.
 
     Example:
         >>> from shortlist.program.losses import NoisedTopKHingeConfig
         >>> loss_settings(NoisedTopKHingeConfig(k=5, epsilon=0.2, n_samples=10))
         'K = 5, ε = 0.2, B = 10'
     """
-    changed = {name: getattr(loss, name) for name in COMMON if getattr(loss, name) != getattr(type(loss), name)}
-    return ", ".join(
-        f"{_SYMBOLS[name]} = {shown(value, digits)}" for name, value in (loss.settings() | changed).items()
-    )
+    values = loss.settings() | {name: getattr(loss, name) for name in COMMON}
+    told = (name for name, value in values.items() if value != NEUTRAL.get(f"loss.{name}", _NEVER))
+    return ", ".join(f"{_SYMBOLS[name]} = {shown(values[name], digits)}" for name in told)
 
 
 def settings(config: RunConfig) -> dict[str, Any]:
