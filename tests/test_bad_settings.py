@@ -40,6 +40,8 @@ LOSS_OF_K: dict[str, Callable[..., Tensor]] = {
     "calibrated_topk_hinge": partial(F.calibrated_topk_hinge, SCORES, TARGET),
     "smooth_topk_hinge": partial(F.smooth_topk_hinge, SCORES, TARGET),
     "smooth_topk_hinge_at_tau_0": partial(F.smooth_topk_hinge, SCORES, TARGET, tau=0.0),
+    "topk_cross_entropy": partial(F.topk_cross_entropy, SCORES, TARGET),
+    "topk_cross_entropy_of_several": lambda k: F.topk_cross_entropy(SCORES, TARGET, (1, k)),
     "noised_topk_hinge": partial(F.noised_topk_hinge, SCORES, TARGET),
     "noised_topk_hinge_exact": partial(F.noised_topk_hinge, SCORES, TARGET, n_samples=math.inf),
     "imbalanced_noised_topk_hinge": partial(F.imbalanced_noised_topk_hinge, SCORES, TARGET, COUNTS),
@@ -59,6 +61,8 @@ MODULE_OF_K: dict[str, Callable[..., torch.nn.Module]] = {
     "ConvexTopKHinge": sl.ConvexTopKHinge,
     "CalibratedTopKHinge": sl.CalibratedTopKHinge,
     "SmoothTopKHinge": sl.SmoothTopKHinge,
+    "TopKCrossEntropy": sl.TopKCrossEntropy,
+    "TopKCrossEntropyOfSeveral": lambda k: sl.TopKCrossEntropy((1, k)),
     "NoisedTopKHinge": sl.NoisedTopKHinge,
     "ImbalancedNoisedTopKHinge": partial(sl.ImbalancedNoisedTopKHinge, COUNTS),
 }
@@ -139,6 +143,12 @@ def test_relative_is_true_or_false(call: Callable[..., object], value: object) -
 def test_a_module_rejects_k_below_1_in_its_constructor(module: Callable[..., torch.nn.Module], value: int) -> None:
     with rejects("k", "at least 1", value):
         module(value)
+
+
+@pytest.mark.parametrize("call", [partial(F.topk_cross_entropy, SCORES, TARGET), sl.TopKCrossEntropy])
+def test_several_k_are_at_least_one(call: Callable[..., object]) -> None:
+    with rejects("k", "a tuple of several", "()"):
+        call(())
 
 
 # Numbers

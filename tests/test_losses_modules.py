@@ -145,6 +145,7 @@ def test_integer_class_counts_survive_a_change_of_dtype(
         (sl.ConvexTopKHinge(3), "ConvexTopKHinge(k=3, reduction='mean')"),
         (sl.CalibratedTopKHinge(3, reduction="none"), "CalibratedTopKHinge(k=3, reduction='none')"),
         (sl.SmoothTopKHinge(3, tau=0.5), "SmoothTopKHinge(k=3, tau=0.5, reduction='mean')"),
+        (sl.TopKCrossEntropy((1, 5)), "TopKCrossEntropy(k=(1, 5), reduction='mean')"),
         (sl.FocalLoss(gamma=1.5), "FocalLoss(gamma=1.5, reduction='mean')"),
         (sl.LDAMLoss([1, 2]), "LDAMLoss(max_margin=0.5, scale=30.0, reduction='mean')"),
         (

@@ -29,6 +29,7 @@ PUBLIC = [
     "ScaledCosine",
     "ShortlistError",
     "SmoothTopKHinge",
+    "TopKCrossEntropy",
     "TopKError",
     "TopKHinge",
     "TopKMetrics",
@@ -49,6 +50,7 @@ MODULE_OF = {
     "logit_adjusted": "LogitAdjustedLoss",
     "noised_topk_hinge": "NoisedTopKHinge",
     "smooth_topk_hinge": "SmoothTopKHinge",
+    "topk_cross_entropy": "TopKCrossEntropy",
     "topk_error": "TopKError",
     "topk_hinge": "TopKHinge",
 }

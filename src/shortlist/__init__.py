@@ -26,6 +26,7 @@ if TYPE_CHECKING:
         LogitAdjustedLoss,
         NoisedTopKHinge,
         SmoothTopKHinge,
+        TopKCrossEntropy,
         TopKError,
         TopKHinge,
     )
@@ -54,6 +55,7 @@ __all__ = [
     "ScaledCosine",
     "ShortlistError",
     "SmoothTopKHinge",
+    "TopKCrossEntropy",
     "TopKError",
     "TopKHinge",
     "TopKMetrics",
@@ -84,6 +86,7 @@ if not TYPE_CHECKING:
         "ScaledCosine": "heads.cosine",
         "ShortlistError": "errors",
         "SmoothTopKHinge": "losses",
+        "TopKCrossEntropy": "losses",
         "TopKError": "losses",
         "TopKHinge": "losses",
         "TopKMetrics": "metrics",

@@ -35,12 +35,14 @@ from shortlist.ops.checks import (
     check_per_class,
     check_positive,
     checked_class_counts,
+    sorted_ks,
 )
 from shortlist.ops.class_counts import margins_for
 from shortlist.ops.dtypes import working_dtype, zero_if_tiny
 from shortlist.ops.noised_hinge import noised_hinge
 from shortlist.ops.smoothing import topk_value
 from shortlist.ops.subset_sums import log_subset_ratio, log_subset_ratio_without_each
+from shortlist.ops.topk_cross_entropy import topk_cross_entropy as loss_of_rows
 
 __all__ = [
     "calibrated_topk_hinge",
@@ -51,6 +53,7 @@ __all__ = [
     "logit_adjusted",
     "noised_topk_hinge",
     "smooth_topk_hinge",
+    "topk_cross_entropy",
     "topk_error",
     "topk_hinge",
 ]
@@ -239,6 +242,63 @@ def _smooth_topk_hinge(
         log_odds_R = log_odds_against(scores, batch.index_R, k, tau, kept_R=batch.kept_R)
         return batch.reduce(tau * _softplus(log_odds_R.unsqueeze(-1)))
     return batch.reduce(tau * _softplus(_log_odds_of_subsets(batch, k, tau)))
+
+
+def topk_cross_entropy(
+    scores: Tensor,
+    target: Tensor,
+    k: Ks,
+    *,
+    weight: Tensor | None = None,
+    ignore_index: int = -100,
+    reduction: Reduction = "mean",
+) -> Tensor:
+    """Top-K cross-entropy: ``-log P(y is among the K largest of s + G)``, G independent standard Gumbel noise.
+
+    The noise is integrated out, so the loss is deterministic. ``k=1`` is the cross-entropy. With several K, it is minus
+    the logarithm of the mean of their probabilities.
+
+    Args:
+        scores: ``(N, L)`` scores; ``(L,)`` and ``(N, L, d1, ...)`` work too.
+        target: ``(N,)`` labels, or probabilities shaped like the scores; these take L times as long.
+        k: Number of suggestions, from 1 to L - 1; or a tuple of several.
+        weight, ignore_index, reduction: As in ``F.cross_entropy``.
+
+    Example:
+        The label has one of the two best places of three with probability 2/3:
+
+        >>> topk_cross_entropy(torch.zeros(1, 3), torch.tensor([0]), k=2)
+        tensor(0.4055)
+        >>> topk_cross_entropy(torch.zeros(1, 3), torch.tensor([0]), k=(1, 2))  # -log 1/2
+        tensor(0.6931)
+    """
+    return _topk_cross_entropy(scores, target, k, weight, ignore_index, reduction, impl="auto")
+
+
+def _topk_cross_entropy(
+    scores: Tensor,
+    target: Tensor,
+    k: Ks,
+    weight: Tensor | None,
+    ignore_index: int,
+    reduction: Reduction,
+    *,
+    impl: Impl,
+) -> Tensor:
+    ks = sorted_ks(k, checked_num_classes(scores) - 1, checked_num_classes(scores))
+    fused = supports(impl, scores, labels=(target, weight))
+    if fused:
+        from shortlist.kernels import topk_cross_entropy as kernels
+
+        fused = supports(impl, needs=kernels.needs(scores.shape[0], scores.shape[1], ks))
+    batch = ScoredBatch(
+        scores, target, weight=weight, ignore_index=ignore_index, reduction=reduction, blank_ignored=not fused
+    )
+    if fused and batch.index_R is not None:
+        return batch.reduce(kernels.topk_cross_entropy(scores, batch.index_R, ks).unsqueeze(-1))
+    if max(ks) == 1:
+        return batch.reduce(_softplus(_log_odds_against(batch, batch.scores_RL)))
+    return batch.reduce(loss_of_rows(batch.others(), batch.scores_RC, ks))
 
 
 def focal(

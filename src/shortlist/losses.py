@@ -37,6 +37,7 @@ __all__ = [
     "LogitAdjustedLoss",
     "NoisedTopKHinge",
     "SmoothTopKHinge",
+    "TopKCrossEntropy",
     "TopKError",
     "TopKHinge",
 ]
@@ -209,6 +210,38 @@ class SmoothTopKHinge(_TopKLoss):
 
     def forward(self, scores: Tensor, target: Tensor) -> Tensor:
         return functional.smooth_topk_hinge(scores, target, self.k, tau=self.tau, **self._shared())
+
+
+class TopKCrossEntropy(_Loss):
+    """Top-K cross-entropy: ``-log P(y is among the K largest of s + G)``, G independent standard Gumbel noise.
+
+    Module of ``shortlist.functional.topk_cross_entropy``.
+
+    Args:
+        k: Number of suggestions, from 1 to L - 1; or a tuple of several, whose probabilities are averaged.
+        weight, ignore_index, reduction: As in ``nn.CrossEntropyLoss``.
+
+    Example:
+        >>> TopKCrossEntropy(2)(torch.zeros(1, 3), torch.tensor([0]))
+        tensor(0.4055)
+    """
+
+    _shown = ("k",)
+
+    def __init__(
+        self,
+        k: Ks,
+        *,
+        weight: Tensor | None = None,
+        ignore_index: int = -100,
+        reduction: Reduction = "mean",
+    ) -> None:
+        super().__init__(weight, ignore_index, reduction)
+        sorted_ks(k)
+        self.k = k
+
+    def forward(self, scores: Tensor, target: Tensor) -> Tensor:
+        return functional.topk_cross_entropy(scores, target, self.k, **self._shared())
 
 
 class FocalLoss(_Loss):

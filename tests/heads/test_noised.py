@@ -56,6 +56,15 @@ def test_value_and_gradients_are_those_of_layer_and_loss(
             torch.testing.assert_close(value_and_grads(head, ours, features, along), got)
 
 
+@pytest.mark.parametrize("kind", [sl.NoisedTopKHead, sl.ClassParallelNoisedTopKHead])
+@pytest.mark.parametrize("margin", [0.0, 0.3, 5.0])
+def test_the_margin_is_that_of_the_loss(kind: type[sl.NoisedTopKHead], margin: float) -> None:
+    features, noise = normal(N, D), normal(N, L, B, seed=1)
+    loss = sl.NoisedTopKHinge(2, epsilon=0.5, margin=margin)
+    head = kind(D, L, loss, dtype=torch.float64)
+    torch.testing.assert_close(head(features, TARGET, noise=noise), loss(head.scores(features), TARGET, noise=noise))
+
+
 @pytest.mark.parametrize("extra", [(), (5,), (2, 3), (0,)], ids=str)
 def test_leading_dimensions_are_rows(extra: tuple[int, ...]) -> None:
     head, _ = head_and_layer(loss_of(True, reduction="none"))

@@ -46,6 +46,7 @@ def test_losses_take_their_kernels_by_default() -> None:
     assert "NoisedHinge" in graph_of(sl.functional.imbalanced_noised_topk_hinge(scores, target, counts, 5))
     assert "NoisedHinge" in graph_of(sl.functional.noised_topk_hinge(scores, target, (1, 5), relative=True))
     assert "LogOddsAgainst" in graph_of(sl.functional.smooth_topk_hinge(scores, target, 5))
+    assert "FusedTopKCrossEntropy" in graph_of(sl.functional.topk_cross_entropy(scores, target, 5))
 
 
 def graph_of(value: Tensor) -> str:
@@ -192,7 +193,8 @@ print(getattr(sl.functional, "{name}")(scores, target{arguments}).item())
 
 @pytest.mark.parametrize("label", [7, -1])
 @pytest.mark.parametrize(
-    ("name", "arguments"), [("noised_topk_hinge", ", 3"), ("smooth_topk_hinge", ", 3"), ("focal", "")]
+    ("name", "arguments"),
+    [("noised_topk_hinge", ", 3"), ("smooth_topk_hinge", ", 3"), ("topk_cross_entropy", ", 3"), ("focal", "")],
 )
 def test_a_label_out_of_range_cannot_pass(name: str, arguments: str, label: int) -> None:
     code = _BAD_LABEL.format(label=label, name=name, arguments=arguments)

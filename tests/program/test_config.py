@@ -55,6 +55,7 @@ def other_settings(config: RunConfig) -> dict[str, Any]:
         "data.noise_groups": "consecutive",
         "data.augment": "none",
         "data.fit": "pad",
+        "data.normalise": "network",
         "data.on_bad_image": "skip",
         "model.head": "cosine",
         "loss.name": "focal",

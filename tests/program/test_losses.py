@@ -12,7 +12,16 @@ from torch.nn import functional as F
 from shortlist import ShortlistError, losses
 from shortlist.program.losses import LOSSES, LossConfig
 
-OTHER = {"epsilon": 0.7, "n_samples": 4, "tau": 0.3, "gamma": 1.5, "max_margin": 0.6, "scale": 7.0}
+OTHER = {
+    "epsilon": 0.7,
+    "relative": True,
+    "n_samples": 4,
+    "margin": 2.0,
+    "tau": 0.3,
+    "gamma": 1.5,
+    "max_margin": 0.6,
+    "scale": 7.0,
+}
 
 every_loss = pytest.mark.parametrize("name", LOSSES)
 

@@ -27,7 +27,7 @@ def test_the_overview_names_every_recipe_once_and_those_for_ones_own_data_first(
             stem, _, endings = name.rstrip("}").partition("{")
             listed += [stem + ending for ending in endings.split(",")]
         if heading == "Your own data":
-            assert listed == ["folder", "embeddings"]
+            assert listed == ["folder", "folder_lite", "folder_frozen", "embeddings"]
     assert sorted(listed) == sorted(recipes.RECIPES)
 
 

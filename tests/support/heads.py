@@ -24,7 +24,7 @@ def loss_of(imbalanced: bool, k: int = 2, *, num_classes: int = L, **settings: A
     if imbalanced:
         counts = torch.arange(num_classes) ** 2 + 1
         return sl.ImbalancedNoisedTopKHinge(counts, k, max_margin=0.3, scale=4.0, **settings)
-    return sl.NoisedTopKHinge(k, margin=0.7, **settings)
+    return sl.NoisedTopKHinge(k, **settings)
 
 
 def head_and_layer(

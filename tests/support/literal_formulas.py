@@ -39,6 +39,22 @@ def smooth_topk_hinge(row: Tensor, label: int, k: int, tau: float) -> Tensor:
     return tau * (torch.stack(every).logsumexp(0) - torch.stack(with_label).logsumexp(0))
 
 
+def topk_cross_entropy(row: Tensor, label: int, ks: tuple[int, ...]) -> Tensor:
+    """Classes are drawn without replacement, with odds ``exp(row)``: over all orders of those before the label."""
+    rates = (row - row.max()).exp()
+    others = [j for j in range(len(row)) if j != label]
+    hit = torch.zeros_like(row[0])
+    for place in range(max(ks)):
+        share = sum(k > place for k in ks) / len(ks)
+        for before in itertools.permutations(others, place):
+            first, left = torch.ones_like(hit), list(range(len(row)))
+            for drawn in (*before, label):
+                first = first * rates[drawn] / rates[left].sum()
+                left.remove(drawn)
+            hit = hit + share * first
+    return -hit.log()
+
+
 def focal(row: Tensor, label: int, gamma: float) -> Tensor:
     probability = row.softmax(0)[label]
     return (1 - probability) ** gamma * -probability.log()

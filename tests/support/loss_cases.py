@@ -95,6 +95,12 @@ LOSSES = [
         lambda row, label, _: literal.smooth_topk_hinge(row, label, K, tau=0.5),
     ),
     LossCase(
+        "topk_cross_entropy",
+        lambda s, y, **kw: F.topk_cross_entropy(s, y, K, **kw),
+        lambda _, **kw: sl.TopKCrossEntropy(K, **kw),
+        lambda row, label, _: literal.topk_cross_entropy(row, label, (K,)),
+    ),
+    LossCase(
         "focal",
         lambda s, y, **kw: F.focal(s, y, gamma=1.5, **kw),
         lambda _, **kw: sl.FocalLoss(gamma=1.5, **kw),

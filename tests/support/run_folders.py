@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from shortlist.program.config import DataConfig, ModelConfig, RunConfig, TrainConfig
 from shortlist.program.data.base import Problem, Split
+from shortlist.program.data.in_memory import digest_of
 from shortlist.program.losses import LOSSES, LossConfig
 from shortlist.program.runs.environment import environment
 from shortlist.program.runs.folder import RunFolder
@@ -36,6 +37,9 @@ class ScoredSplit(Split):
     ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         for indices in plan:
             yield self.scores[indices], self.labels[indices], indices
+
+    def content_digest(self) -> str:
+        return digest_of(self.scores)
 
     def thumbnail(self, index: int) -> Tensor | None:
         if self.picture is None:

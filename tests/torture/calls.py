@@ -119,6 +119,8 @@ def _magnitude(call: Call, row: Row, label: int) -> Any:
             return 1 + own + np.abs(top[: arguments["k"] + 1]).sum()
         if name == "smooth_topk_hinge":
             return 1 + arguments["tau"] * len(row) + own + np.abs(top[: arguments["k"] + 1]).sum()
+        if name == "topk_cross_entropy":  # an integral: see the accuracy that docs/math.md states
+            return _QUADRATURE / _ROUNDINGS * formulas.topk_cross_entropy(row, label, arguments["k"])
         if name in ("focal", "logit_adjusted"):
             adjusted = arguments.get("tau", 0) * math.log(10**6)
             return 1 + (1 + arguments.get("gamma", 0)) * (own + abs(top[0])) + adjusted

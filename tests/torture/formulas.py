@@ -65,6 +65,30 @@ def smooth_topk_hinge(row: Row, label: int, k: int, tau: float) -> Any:
     return temperature * (log_sum_exp(raised) - log_sum_exp(sums[has_label]))
 
 
+def topk_cross_entropy(row: Row, label: int, k: int | tuple[int, ...]) -> Any:
+    """The chance that the label is drawn in ``k`` draws without replacement, with odds ``exp(row)``."""
+    ks = (k,) if isinstance(k, int) else k
+    others = [place for place in range(len(row)) if place != label]
+    # Logarithms of the chances that the first draws are exactly this set of other classes.
+    drawn: dict[frozenset[int], Any] = {frozenset(): np.longdouble(0)}
+    hit, miss = [], []
+    for draw in range(max(ks)):
+        following: dict[frozenset[int], Any] = {}
+        for before, log_chance in drawn.items():
+            left = log_sum_exp(np.delete(row, list(before)))
+            hit.append(log_chance + row[label] - left + np.log(np.longdouble(sum(draw < one for one in ks)) / len(ks)))
+            for place in set(others) - before:
+                after = before | {place}
+                chance = log_chance + row[place] - left
+                following[after] = np.logaddexp(following.get(after, -np.inf), chance)
+        drawn = following
+        share = np.longdouble(ks.count(draw + 1)) / len(ks)
+        if share:
+            miss.append(np.log(share) + log_sum_exp(np.array(list(drawn.values()), np.longdouble)))
+    log_hit, log_miss = (log_sum_exp(np.array(part, np.longdouble)) for part in (hit, miss))
+    return -log_hit if log_miss > -1 else -np.log1p(-np.exp(log_miss))
+
+
 def cross_entropy(row: Row, label: int) -> Any:
     others = np.delete(row, label)
     # log(1 + odds against the label), which keeps its digits where the label is almost certain.

@@ -54,6 +54,7 @@ LOSSES = {
     "convex_topk_hinge": Loss(formulas.convex_topk_hinge, sl.ConvexTopKHinge, settings=("k",)),
     "calibrated_topk_hinge": Loss(formulas.calibrated_topk_hinge, sl.CalibratedTopKHinge, settings=("k",)),
     "smooth_topk_hinge": Loss(formulas.smooth_topk_hinge, sl.SmoothTopKHinge, settings=("k", "tau"), most_classes=8),
+    "topk_cross_entropy": Loss(formulas.topk_cross_entropy, sl.TopKCrossEntropy, settings=("k",), most_classes=7),
     "focal": Loss(formulas.focal, sl.FocalLoss, settings=("gamma",)),
     "ldam": Loss(formulas.ldam, sl.LDAMLoss, settings=("class_counts", "max_margin", "scale")),
     "logit_adjusted": Loss(formulas.logit_adjusted, sl.LogitAdjustedLoss, settings=("class_counts", "tau")),
@@ -181,6 +182,8 @@ def _random_loss(chance: Chance, name: str) -> Call:
         arguments["weight"] = torch.from_numpy(weight).to(scores.dtype)
     if "k" in loss.settings:
         arguments["k"] = int(chance.integers(1, num_classes + loss.most_k + 1))
+        if name == "topk_cross_entropy" and chance.random() < 0.3:
+            arguments["k"] = (arguments["k"], int(chance.integers(1, num_classes)))
     if "class_counts" in loss.settings:
         arguments["class_counts"] = _counts(chance, num_classes)
     if "tau" in loss.settings:
@@ -192,7 +195,7 @@ def _random_loss(chance: Chance, name: str) -> Call:
         arguments["scale"] = float(chance.choice([0.1, 1.0, 30.0, 50.0]))
     if loss.noised:
         if chance.random() < 0.3:
-            size = int(chance.integers(1, num_classes))
+            size = int(chance.integers(1, min(num_classes, 4)))
             arguments["k"] = tuple(int(k) for k in 1 + chance.choice(num_classes - 1, size=size, replace=False))
         if "margin" in loss.settings and chance.random() < 0.5:
             arguments["margin"] = float(chance.choice([0.0, 0.3, 1.0, 20.0]))

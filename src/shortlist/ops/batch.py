@@ -80,6 +80,17 @@ class ScoredBatch:
         classes_L = torch.arange(self.num_classes, device=self.scores_RL.device)
         return self.scores_RL.masked_fill(classes_L == self.index_R.unsqueeze(-1), -math.inf)
 
+    def others(self) -> Tensor:
+        """``(R, C, L - 1)`` scores of the classes other than the candidate."""
+        places_J = torch.arange(self.num_classes - 1, device=self.scores_RL.device)
+        if self.index_R is not None:
+            candidate_RC1 = self.index_R.unsqueeze(-1).unsqueeze(-1)
+        else:
+            candidate_RC1 = torch.arange(self.num_classes, device=self.scores_RL.device).unsqueeze(-1)
+        others_RCJ = places_J + (places_J >= candidate_RC1)
+        shape = (*self.scores_RC.shape, self.num_classes - 1)
+        return self.scores_RL.unsqueeze(-2).expand(*shape[:-1], -1).gather(-1, others_RCJ.expand(shape))
+
     def last_dim_classes(self, noise: Tensor | None) -> Tensor | None:
         """The caller's noise with its dimensions in the order of ``scores_RL``."""
         return noise if noise is None or self.scores_RL.dim() == 1 else noise.movedim(1, -2)

@@ -33,14 +33,33 @@ def probabilities_without_each(happens: Tensor, fails: Tensor, count: int) -> tu
     derivatives of a product and one of its factors give those of the other factor.
     """
     tree = _product_tree(happens, fails, count + 1)
-    derivative = F.pad(torch.ones_like(tree[-1][..., :1, :]), (0, 0, count, 0))
+    derivative = _derivatives(tree, F.pad(torch.ones_like(tree[-1][..., 0, :]), (count, 0)))
+    return derivative[..., 0, :], derivative[..., 1, :]
+
+
+def counts_and_mean_without_each(happens: Tensor, fails: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+    """``P(N = n)``, and the sum of ``weights[n] P(N = n)`` without each event in turn.
+
+    ``(..., K)`` and ``(..., L)``, for weights of shape ``(K,)`` or ``(..., K)``. A common factor of ``fails`` and
+    ``happens`` of an event is allowed: it multiplies all results that include the event.
+    """
+    size = weights.shape[-1]
+    tree = _product_tree(happens, fails, size)
+    root = tree[-1][..., 0]
+    counts = F.pad(root, (0, size - root.shape[-1]))
+    return counts, _derivatives(tree, weights.expand_as(counts))[..., 0, :]
+
+
+def _derivatives(tree: list[Tensor], weights: Tensor) -> Tensor:
+    """Derivatives of the root's weighted coefficients in those of each factor, in dimension -2."""
+    derivative = weights.unsqueeze(-1)
     for factors in tree[-2::-1]:
         degrees, pairs = factors.shape[-2], factors.shape[-1] // 2
         left, right = factors[..., :pairs], factors[..., pairs : 2 * pairs]
         of_product = derivative[..., :pairs]
         of_unpaired = derivative[..., :degrees, pairs:]  # without the padding of ``_product_tree``
         derivative = torch.cat([_correlate(of_product, right), _correlate(of_product, left), of_unpaired], -1)
-    return derivative[..., 0, :], derivative[..., 1, :]
+    return derivative
 
 
 def _product_tree(happens: Tensor, fails: Tensor, size: int) -> list[Tensor]:

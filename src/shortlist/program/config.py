@@ -19,8 +19,11 @@ from shortlist.program.settings import check_choices, check_within, from_plain, 
 FORMAT = 2
 """Number of the layout of ``config.json``; ``upgrade`` reads those before it."""
 
-DataName = Literal["glyphs", "cifar100", "plantnet300k", "imagenet", "imagenet_lt", "folder", "embeddings"]
+DataName = Literal["glyphs", "cifar100", "plantnet300k", "imagenet", "imagenet_lt", "feathers", "folder", "embeddings"]
 Fit = Literal["crop", "pad"]
+
+OWN_NETWORKS = ("glyphnet", "densenet40_40", "resnet32", "none")
+"""Networks that are not timm's: nobody offers pre-trained weights of them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,6 +56,8 @@ class DataConfig:
     """How images become square, for data read from files: crop the middle, or pad them, so that nothing is cut off."""
     image_size: int = 0
     """Side of the images in pixels, for data read from files; 0 is the usual size of the data set."""
+    normalise: Literal["auto", "data", "network"] = "auto"
+    """Mean and deviation of images: usual for the data, or the network's own; auto: its own with --model.weights."""
     on_bad_image: Literal["fail", "skip"] = "fail"
     """What to do about an unreadable image: stop, or leave it out and count it."""
     workers: int = 2
@@ -69,7 +74,7 @@ class DataConfig:
         check_within(self, "cutmix", 0)
         check_within(self, "image_size", 0, 4096)
         check_within(self, "workers", 0, 1024)
-        check_choices(self, "name", "imbalance_kind", "noise_groups", "augment", "fit", "on_bad_image")
+        check_choices(self, "name", "imbalance_kind", "noise_groups", "augment", "fit", "normalise", "on_bad_image")
         if self.cutmix and self.name == "embeddings":
             raise ShortlistError(f"data.cutmix must be 0 for embeddings, which have no boxes to cut, got {self.cutmix}")
 
@@ -93,10 +98,26 @@ class ModelConfig:
     """Train the scale of a scaled_cosine layer too."""
     pretrained: bool = False
     """Start from the pre-trained weights of timm."""
+    weights: str = ""
+    """Start from the weights in a file, in a run folder, or of the extra [lite]: package."""
+    frozen: bool = False
+    """Train the last layer alone, on features that are computed once, without augmentation, and kept."""
 
     def __post_init__(self) -> None:
         check_choices(self, "head")
         check_within(self, "scale", 1e-12)
+        if self.weights and self.pretrained:
+            raise ShortlistError(
+                f"model.weights = {self.weights} and model.pretrained exclude each other: a network starts from one or "
+                "the other; add --model.no-pretrained, or leave out --model.weights"
+            )
+        if self.weights and self.name == "none":
+            raise ShortlistError(f"model.weights = {self.weights} needs a network, and model.name is none")
+
+    @property
+    def starts_trained(self) -> bool:
+        """True if the network does not start from random weights."""
+        return self.weights != "" or (self.pretrained and self.name not in OWN_NETWORKS)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -239,6 +260,11 @@ class RunConfig:
         # Few, medium and many are macro accuracies of some classes; one tau serves all of them.
         return f"{'micro' if average == 'micro' else 'macro'}_top{k}" if wanted else None
 
+    @property
+    def normalises_for_network(self) -> bool:
+        """True if images get the mean and deviation that the network's weights were trained with, if it has some."""
+        return self.data.normalise == "network" or (self.data.normalise == "auto" and self.model.weights != "")
+
     def key(self) -> str:
         """Short hash of the run's identity, the same for all seeds."""
         return hashlib.sha256(json.dumps(identity(self), sort_keys=True).encode()).hexdigest()[:10]
@@ -251,15 +277,18 @@ NEUTRAL: dict[str, Any] = {
     "data.mixup": 0.0,
     "data.cutmix": 0.0,
     "data.fit": "crop",
-    "optim.head_lr_factor": 1.0,
+    "data.normalise": "auto",
+    "model.weights": "",
+    "model.frozen": False,
+    "model.scale": 30.0,
+    "model.learn_scale": False,
     "loss.cross_entropy_share": 0.0,
     "loss.prior": 0.0,
     "loss.class_weights": "none",
     "loss.weight_from": 0.0,
+    "optim.head_lr_factor": 1.0,
     "loss.margin": 1.0,
     "loss.relative": False,
-    "model.scale": 30.0,
-    "model.learn_scale": False,
     "train.correct_prior": "auto",  # it changes neither the weights nor the plain results
 }
 """Settings that are younger than the first published results, each with the value that changes nothing. At that value a

@@ -77,7 +77,7 @@ class LossConfig:
     cross_entropy_share: float = 0.0
     """Share of cross-entropy in the loss, from 0 to 1. It keeps a network learning where a top-K loss is satisfied."""
     prior: float = 0.0
-    """How much of the log class frequencies to add to the scores in training; with 1, rare classes count like others."""
+    """How much of the log class frequencies to add to scores in training; 1 makes rare classes count like others."""
     class_weights: Literal["none", "inverse", "effective"] = "none"
     """Weights of the classes in the loss: one over the number of their images, or over the effective number."""
     weight_from: float = 0.0
@@ -312,6 +312,19 @@ class SmoothTopKHingeConfig(LossConfig):
         from shortlist.losses import SmoothTopKHinge
 
         return SmoothTopKHinge(**self.settings(), weight=weight)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TopKCrossEntropyConfig(LossConfig):
+    label: ClassVar[str] = "Top-K cross-entropy"
+    uses_k: ClassVar[bool] = True
+    takes_several_k: ClassVar[bool] = True
+    name: str = "topk_cross_entropy"
+
+    def _module(self, class_counts: "Tensor", weight: "Tensor | None") -> "nn.Module":
+        from shortlist.losses import TopKCrossEntropy
+
+        return TopKCrossEntropy(**self.settings(), weight=weight)
 
 
 @dataclass(frozen=True, kw_only=True)

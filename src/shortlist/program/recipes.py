@@ -13,6 +13,7 @@ from shortlist.errors import ShortlistError
 from shortlist.program.config import (
     DataConfig,
     DataName,
+    Fit,
     ModelConfig,
     OptimConfig,
     RunConfig,
@@ -36,7 +37,7 @@ from shortlist.program.text import did_you_mean
 RECIPES: dict[str, Callable[[], RunConfig]] = {}
 HELP: dict[str, str] = {}
 """What each recipe is, in a line."""
-FOR_YOUR_DATA = ("folder", "embeddings")
+FOR_YOUR_DATA = ("folder", "folder_lite", "folder_frozen", "embeddings")
 _TO_TRY_IT_OUT = ("smoke", "demo_")
 _PAPER = {
     "cifar100_table": "The paper: CIFAR-100",
@@ -44,6 +45,7 @@ _PAPER = {
     "plantnet_": "The paper: Pl@ntNet-300K",
     "imagenet_lt": "The paper: ImageNet-LT",
     "imagenet_table": "The paper: ImageNet",
+    "feathers_": "Beyond the paper: feathers of birds",
 }
 
 
@@ -157,6 +159,19 @@ def folder() -> RunConfig:
     return replace(config, optim=replace(config.optim, schedule="cosine", milestones=(), warmup_epochs=1))
 
 
+def folder_lite() -> RunConfig:
+    """The same with EfficientNet-Lite0, whose weights come with a package: a package index is all that it needs."""
+    config = folder()
+    return replace(
+        config, model=replace(config.model, name="tf_efficientnet_lite0", pretrained=False, weights="package")
+    )
+
+
+def folder_frozen() -> RunConfig:
+    """The last layer alone, on features of EfficientNet-Lite0 that are computed once: minutes on two cores."""
+    return _frozen_lite("folder", "crop", ImbalancedNoisedTopKHingeConfig(k=5, epsilon=0.01, max_margin=0.2, scale=50))
+
+
 def embeddings() -> RunConfig:
     """A file of embeddings with labels: trains a cosine layer on top."""
     return RunConfig(
@@ -217,6 +232,34 @@ def imagenet(loss: LossConfig, *, lr: float, weight_decay: float) -> RunConfig:
     )
 
 
+def feathers_lite() -> RunConfig:
+    """Fine-tuning on FeathersV1: narrow images are padded, and the last layer learns ten times as fast as the rest."""
+    loss = ImbalancedNoisedTopKHingeConfig(k=5, epsilon=0.01, max_margin=0.2, scale=60)
+    return RunConfig(
+        data=DataConfig(name="feathers", fit="pad", image_size=128),
+        model=ModelConfig(name="tf_efficientnet_lite0", weights="package", head=_head(loss)),
+        loss=loss,
+        optim=OptimConfig(lr=0.02, head_lr_factor=10, schedule="cosine", warmup_epochs=1, weight_decay=1e-4),
+        train=TrainConfig(epochs=12, batch_size=64),
+    )
+
+
+def feathers_frozen() -> RunConfig:
+    """The last layer alone on FeathersV1."""
+    loss = ImbalancedNoisedTopKHingeConfig(k=5, epsilon=0.01, max_margin=0.2, scale=50)
+    return _frozen_lite("feathers", "pad", loss)
+
+
+def _frozen_lite(data: DataName, fit: Fit, loss: LossConfig) -> RunConfig:
+    return RunConfig(
+        data=DataConfig(name=data, fit=fit, image_size=128),
+        model=ModelConfig(name="tf_efficientnet_lite0", weights="package", frozen=True, head=_head(loss)),
+        loss=loss,
+        optim=OptimConfig(name="adamw", lr=3e-3, schedule="cosine", warmup_epochs=0.5, weight_decay=1e-4),
+        train=TrainConfig(epochs=30, batch_size=256),
+    )
+
+
 def _pretrained_resnet50(data: DataName, loss: LossConfig) -> RunConfig:
     return RunConfig(
         data=DataConfig(name=data, workers=8),
@@ -235,6 +278,16 @@ def _head(loss: LossConfig) -> Literal["linear", "cosine"]:
 def _register_for_everybody() -> None:
     _add("smoke", "The smallest run: a few seconds, to see that everything works.", smoke)
     _add("folder", "Your own images in one folder a class; pass --data.root.", folder)
+    _add(
+        "folder_lite",
+        "The same with EfficientNet-Lite0 from a package (pip install 'shortlist[lite]'): no model hub needed.",
+        folder_lite,
+    )
+    _add(
+        "folder_frozen",
+        "The same, the last layer alone, on features that are computed once: minutes on two cores.",
+        folder_frozen,
+    )
     _add("embeddings", "A file of embeddings with labels (.npz or .safetensors); pass --data.root.", embeddings)
     for name, loss, lr in (
         ("cross_entropy", CrossEntropyConfig(k=5), 0.1),
@@ -326,6 +379,13 @@ def _register_imagenet() -> None:
             _add(f"imagenet_table9_{name}_k{k}", text, partial(imagenet, loss, lr=lr, weight_decay=weight_decay))
 
 
+def _register_feathers() -> None:
+    _add(
+        "feathers_lite", "FeathersV1, fine-tuning of EfficientNet-Lite0 (pip install 'shortlist[lite]').", feathers_lite
+    )
+    _add("feathers_frozen", "FeathersV1, the last layer alone on features that are computed once.", feathers_frozen)
+
+
 def _cosine_cross_entropy(k: int, scale: float) -> LossConfig:
     """LDAM without margins: cross-entropy with the layer and the scale that the margin losses have."""
     return LDAMConfig(k=k, max_margin=0.0, scale=scale)
@@ -336,3 +396,4 @@ _register_cifar100()
 _register_cifar100_lt()
 _register_plantnet()
 _register_imagenet()
+_register_feathers()

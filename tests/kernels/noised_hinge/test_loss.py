@@ -47,9 +47,10 @@ def test_memory_beside_the_rows_is_not_touched() -> None:
 
 
 @pytest.mark.parametrize("reduction", ["none", "mean", "sum"])
-@pytest.mark.parametrize("imbalanced", [False, True])
-@pytest.mark.parametrize("k", [3, (1, 3, 6)])
-@pytest.mark.parametrize("relative", [False, True])
+@pytest.mark.parametrize(
+    ("imbalanced", "k", "relative"),
+    [(False, 3, False), (True, 3, True), (False, (1, 3, 6), True), (True, (1, 3), False)],
+)
 def test_the_losses_take_the_kernel_with_all_their_settings(
     reduction: str, imbalanced: bool, k: int | tuple[int, ...], relative: bool
 ) -> None:
@@ -82,8 +83,7 @@ def test_the_losses_take_the_kernel_with_all_their_settings(
     torch.testing.assert_close(results[0], results[1], rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("reduction", ["none", "mean", "sum"])
-@pytest.mark.parametrize("ks", [(3,), (1, 3)])
+@pytest.mark.parametrize(("reduction", "ks"), [("none", (3,)), ("mean", (1, 3)), ("sum", (1, 3))])
 def test_many_draws_are_added_up_to_the_same_gradient(reduction: str, ks: tuple[int, ...]) -> None:
     scores, target = draw(3, 40, 0.5)
     target[1] = -100

@@ -80,7 +80,7 @@ def test_a_setting_of_another_loss_is_answered_with_those_of_this_one(
     ("typed", "expected"),
     [
         (["tra"], {"train"}),
-        (["train", "fold"], {"folder"}),
+        (["train", "fold"], {"folder", "folder_lite", "folder_frozen"}),
         (["train", "folder", "--data.roo"], {"--data.root"}),
         (["train", "folder", "--loss.name", "foc"], {"focal"}),
         (["compare", "photos", "--losses", "mix"], {"mixture"}),

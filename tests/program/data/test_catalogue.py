@@ -14,9 +14,10 @@ from typing import get_args
 import pytest
 
 from shortlist.errors import ShortlistError
+from shortlist.program.cache_folder import user_cache
 from shortlist.program.config import DataConfig, DataName
 from shortlist.program.data import catalogue
-from shortlist.program.data.catalogue import data_root, load_problem, user_cache
+from shortlist.program.data.catalogue import data_root, load_problem
 from shortlist.program.data.download import Download, download
 from shortlist.program.data.sets import cifar100
 from shortlist.program.data.sets.glyph_scripts import characters
@@ -120,7 +121,7 @@ def test_every_data_set_is_in_the_catalogue_and_has_a_loader() -> None:
 
 
 def test_check_says_what_is_missing_and_what_is_incomplete(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("cifar100", "plantnet300k", "imagenet", "imagenet_lt", "folder", "embeddings"):
+    for name in ("cifar100", "plantnet300k", "imagenet", "imagenet_lt", "feathers", "folder", "embeddings"):
         (problem,) = catalogue.check(name, str(tmp_path))
         assert str(tmp_path) in problem
     for part in ("train", "val", "test"):

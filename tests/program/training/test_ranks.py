@@ -7,9 +7,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from shortlist.program.config import ModelConfig, TrainConfig
 from shortlist.program.losses import CrossEntropyConfig, NoisedTopKHingeConfig
+from shortlist.program.models.build import build_model
 from shortlist.program.runs.folder import RunFolder
 from shortlist.program.runs.records import read_correction
 from shortlist.program.training.loop import train
@@ -88,3 +90,18 @@ def test_ranks_without_a_validation_image_wait_for_nobody(tmp_path: Path) -> Non
     config = replace(config, model=ModelConfig(name="resnet32"), train=batches)
     train_on_ranks(3, config, tmp_path / "run")
     assert RunFolder(tmp_path / "run").read_json("final.json")["skipped_files"] == ["train/elm/3.png"]
+
+
+def test_ranks_of_a_frozen_network_share_its_features_and_give_the_metrics_of_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SHORTLIST_DATA", str(tmp_path))
+    put_classes(tmp_path / "photos", dict.fromkeys(("ash", "elm", "owl", "yew"), 12))
+    torch.save(build_model(ModelConfig(name="glyphnet"), (3, 16, 16), 4).backbone.state_dict(), tmp_path / "weights.pt")
+    model = ModelConfig(name="glyphnet", weights=str(tmp_path / "weights.pt"), frozen=True)
+    config = replace(photos_config(tmp_path / "photos"), model=model)
+    train_on_ranks(2, config, tmp_path / "two")
+    assert len(list((tmp_path / "features").glob("*.safetensors"))) == 3
+    train(config, folder=tmp_path / "one", quiet=True)
+    for one, two in zip(outcome(tmp_path / "one")["metrics"], outcome(tmp_path / "two")["metrics"], strict=True):
+        assert_close(one, two, rel=1e-5)

@@ -42,6 +42,7 @@ _WHAT = {
 _TRAIN_EXAMPLES = (
     "shortlist train folder --data.root photos                  photos/CLASS/IMAGE, five suggestions",
     "shortlist train folder --data.root photos --loss.k 3 --train.epochs 10",
+    "shortlist train folder_lite --data.root photos             weights from a package, without a model hub",
     "shortlist train folder --data.root photos --loss.name cross_entropy --out runs/baseline",
     "shortlist train embeddings --data.root vectors.npz --seeds 0 1 2",
     "shortlist train folder --data.root photos --resume         continue after Ctrl-C",

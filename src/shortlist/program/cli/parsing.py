@@ -73,6 +73,8 @@ def parse_recipe(
     try:
         loss = _value_of("loss.name", words) or recipe.loss.name
         start = recipes.with_loss(recipe, loss)
+        if _value_of("model.weights", words):  # they replace those that the recipe would download
+            start = dataclasses.replace(start, model=dataclasses.replace(start.model, pretrained=False))
         _refuse_settings_of_other_losses(words, start)
         words = _milestones_as_shares(words, start)
     except ShortlistError as error:

@@ -134,7 +134,7 @@ _LISTED = (
 )
 
 
-CANDIDATES = {candidate.name: candidate for candidate in _LISTED if candidate.loss in LOSSES}
+CANDIDATES = {candidate.name: candidate for candidate in _LISTED}
 """The losses that are compared unless the user names others."""
 
 

@@ -9,13 +9,13 @@ from pathlib import Path
 from shortlist.errors import ShortlistError
 from shortlist.program.compare.candidates import Candidate
 from shortlist.program.config import RunConfig, changed
-from shortlist.program.data.base import Problem
 from shortlist.program.losses import Range
 from shortlist.program.runs.folder import RunFolder
-from shortlist.program.runs.model import load_model
+from shortlist.program.runs.model import load_best
+from shortlist.program.training.build import Parts
 from shortlist.program.training.callbacks import Callback
 from shortlist.program.training.correction import fit_correction
-from shortlist.program.training.predict import autocast, pick_device
+from shortlist.program.training.step import uncompiled
 from shortlist.program.tuning.findings import Findings, TrialRecord
 from shortlist.program.tuning.space import Axis, Settings
 from shortlist.program.tuning.study import run_study, study_name
@@ -145,14 +145,13 @@ def _search(
     )
 
 
-def corrected_value(run: RunFolder, problem: Problem, values: Sequence[float]) -> float:
+def corrected_value(run: RunFolder, parts: Callable[[], Parts], values: Sequence[float]) -> float:
     """What a trial is worth: the metric of its best weights on the validation images, corrected as the run would be."""
-    config = run.config
-    device = pick_device(config.train.device)
-    model = load_model(run, problem.input_shape).to(device)
-    with autocast(config.train.precision, device):
-        fitted = fit_correction(model, problem, config, device=device)
-    value = fitted[1].val[config.select_metric] if fitted else None
+    trained = parts()
+    load_best(trained.network, run, trained.problem.input_shape)
+    with uncompiled(trained.config):
+        fitted = fit_correction(trained.model, trained.problem, trained.config, device=trained.fabric.device)
+    value = fitted[1].val[trained.config.select_metric] if fitted else None
     return max(values) if value is None else value
 
 

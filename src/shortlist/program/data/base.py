@@ -1,11 +1,12 @@
 """What every data set gives to the program: three splits of numbered samples, class names, and facts to record."""
 
+import copy
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
-from typing import TypedDict
+from typing import Self, TypedDict
 
 import torch
 from torch import Tensor
@@ -36,6 +37,8 @@ class Split(ABC):
     """``(N,)`` int64, on the CPU. Label noise is included."""
     skipped: Sequence[str] = ()
     """Files that this process could not read and left out."""
+    preprocess: "Preprocess | None" = None
+    """None for embeddings."""
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -51,9 +54,22 @@ class Split(ABC):
         their batch, which may be empty.
         """
 
+    def with_preprocess(self, preprocess: "Preprocess") -> Self:
+        """The same samples, with inputs made in another way."""
+        other = copy.copy(self)
+        other.preprocess = preprocess
+        return other
+
     def fingerprint(self) -> Fingerprint | None:
         """Recorded with a run, to notice replaced samples. No file is read: that would take as long as an epoch."""
         return None
+
+    @abstractmethod
+    def content_digest(self) -> str:
+        """Changes when an input may have changed, and not with the labels: for what is computed from the inputs alone.
+
+        No file is read.
+        """
 
     @abstractmethod
     def thumbnail(self, index: int) -> Tensor | None:
@@ -161,6 +177,14 @@ class Problem:
 
     def split(self, name: str) -> Split:
         return {"train": self.train, "val": self.val, "test": self.test}[name]
+
+    def normalised_with(self, mean: tuple[float, ...], std: tuple[float, ...]) -> "Problem":
+        """The same problem with this mean and deviation of its images. Embeddings stay as they are."""
+        if self.preprocess is None:
+            return self
+        preprocess = replace(self.preprocess, mean=mean, std=std)
+        train, val, test = (self.split(name).with_preprocess(preprocess) for name in SPLITS)
+        return replace(self, preprocess=preprocess, train=train, val=val, test=test)
 
     def refuse_run_folder(self, path: Path) -> None:
         """Raise an error if a run in this folder would become a class of the data, with its pictures for images."""

@@ -3,14 +3,13 @@
 Listing them needs no torch: the file of a data set is imported when it is used.
 """
 
-import os
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from shortlist.errors import ShortlistError
+from shortlist.program.cache_folder import cache_folder
 from shortlist.program.config import DataConfig, DataName
 from shortlist.program.data.download import Download, Progress, download
 
@@ -70,6 +69,12 @@ def _imagenet() -> Source:
 
 def _imagenet_lt() -> Source:
     from shortlist.program.data.sets.imagenet_lt import load
+
+    return Source(load)
+
+
+def _feathers() -> Source:
+    from shortlist.program.data.sets.feathers import load
 
     return Source(load)
 
@@ -140,6 +145,19 @@ _ENTRIES = (
         counts=((1_000, 185_846),),
     ),
     Entry(
+        name="feathers",
+        what="FeathersV1 (Belko and Dobratulin 2020): photographs of single feathers of birds, naturally long-tailed.",
+        size="595 species, 28,271 images, 0.9 GB; split by us into 20,584 for training, 2,029 for validation and 5,658 "
+        "for the test",
+        terms="non-commercial research only, and publications must name its authors: see LICENSE in the repository; "
+        "A. V. Belko, K. S. Dobratulin, FeathersV1 dataset for feathers classification, arXiv 2004.08606",
+        fetch="git clone https://github.com/feathers-dataset/feathersv1-dataset (we know it at commit d1df92d)",
+        put="the clone in data.root, or the clone as data.root; shrunken copies also as train, val and test, each with "
+        "folders <order>__<species>, in data.root or in data.root/feathers",
+        source=_feathers,
+        counts=((595, 28_271),),
+    ),
+    Entry(
         name="folder",
         what="Your own images, in a folder for each class.",
         size="any number of classes and images, of any size, in the usual formats (not HEIC)",
@@ -202,19 +220,10 @@ def fetch(name: DataName, root: str = "", progress: Progress = lambda done, tota
 
 
 def data_root(config: DataConfig) -> Path:
-    """The folder (or file) that the configuration names, else ``$SHORTLIST_DATA``, else the user's cache folder.
+    """The folder (or file) that the configuration names, else the cache folder.
 
     Example:
         >>> data_root(DataConfig(root="/data/birds")).as_posix()
         '/data/birds'
     """
-    return Path(config.root or os.environ.get("SHORTLIST_DATA", "") or user_cache()).expanduser()
-
-
-def user_cache() -> Path:
-    """Where this operating system keeps files that can be made again."""
-    if sys.platform == "darwin":
-        base = "~/Library/Caches"
-    else:
-        base = os.environ.get("XDG_CACHE_HOME", "") or "~/.cache"
-    return Path(base).expanduser() / "shortlist"
+    return Path(config.root).expanduser() if config.root else cache_folder()

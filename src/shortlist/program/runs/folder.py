@@ -1,7 +1,7 @@
 """A run is a folder. Every table, figure and page is built from it, so no file in it may be half written.
 
 config.json        the full configuration
-environment.json   versions, machine, commit; and the same for each time that the run was resumed
+environment.json   versions, machine, commit, digest of the weights it started from; and so for each time it was resumed
 classes.json       names, training images of each class, superclasses
 preprocess.json    how an image becomes an input (absent for embeddings)
 facts.json         what the data set recorded, e.g. the files of a validation split made here
@@ -280,6 +280,11 @@ class RunFolder:
     @property
     def has_checkpoints(self) -> bool:
         return any((self.path / "checkpoints").glob("*.pt"))
+
+    @property
+    def continues(self) -> bool:
+        """True if training would continue from a checkpoint, or refuse to. Otherwise it starts from the beginning."""
+        return any(content is not None for _, content in self._checkpoints())
 
     def save_checkpoint(self, state: dict[str, Any], step: int) -> None:
         """Keep the training state after ``step`` steps, and the state before it in case this file gets damaged."""

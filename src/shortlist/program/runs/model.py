@@ -22,7 +22,8 @@ def load_model(run: RunFolder, input_shape: tuple[int, ...] = ()) -> Classifier:
     if not input_shape:
         preprocess = read_preprocess(run)
         input_shape = (preprocess.channels, preprocess.crop, preprocess.crop)
-    config = replace(run.config.model, pretrained=False)  # the run's own weights replace them
+    # The run's own weights replace those that it started from. The folder may come from a stranger: nothing is fetched.
+    config = replace(run.config.model, pretrained=False)
     model = build_model(config, input_shape, len(read_classes(run).names))
     load_weights(model, weights, _misfit(run, input_shape))
     return model

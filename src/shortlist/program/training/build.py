@@ -4,8 +4,8 @@ import functools
 import gc
 import logging
 import os
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +17,29 @@ from torch.optim import SGD, AdamW, Optimizer
 
 from shortlist.errors import ShortlistError
 from shortlist.ops.class_counts import size_groups
-from shortlist.program.config import OptimConfig, RunConfig
+from shortlist.program.config import ModelConfig, OptimConfig, RunConfig
 from shortlist.program.data.base import Problem, training_plan
 from shortlist.program.data.catalogue import load_problem
-from shortlist.program.models.build import build_model
+from shortlist.program.models.build import Classifier, build_model
+from shortlist.program.models.weights import load_backbone
+from shortlist.program.runs.folder import BEST, RunFolder
+from shortlist.program.runs.model import load_best
+from shortlist.program.runs.start import normalised_as_recorded, normalised_for_start, read_start
 from shortlist.program.seeds import mix_seed
+from shortlist.program.training.callbacks import Callback
+from shortlist.program.training.features import weights_digest, with_features
 from shortlist.program.training.mixing import Mixing
 from shortlist.program.training.step import AUGMENT, INIT, ORDER, Step, scales_gradients
+
+
+@dataclass(frozen=True)
+class Start:
+    """The weights of ``model.weights`` that the network holds now."""
+
+    sha256: str
+    """Of their file."""
+    told: str
+    """What the user should know about them."""
 
 
 @dataclass(frozen=True)
@@ -35,14 +51,20 @@ class Parts:
     """Device, ranks and precision."""
     problem: Problem
     network: nn.Module
-    """As built: its state dict is what checkpoints and weight files hold."""
+    """As built: its state dict is what weight files hold."""
+    trained: nn.Module
+    """The part that training changes, and checkpoints hold: the network, or of a frozen one its last layer alone."""
     model: nn.Module
-    """The network as compiled and wrapped by fabric: the one to call."""
+    """The trained part as compiled and wrapped by fabric: the one to call."""
     loss: nn.Module
     optimizer: Optimizer
     step: Step
     steps: int
     """Steps in an epoch."""
+    start: Start | None = None
+    """None if the network starts from random numbers, from weights of timm, or from a checkpoint of the run."""
+    frozen_digest: str = ""
+    """Of the weights that stay as they are; empty if the whole network is trained."""
 
     def batches(self, epoch: int, done: int = 0) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         """This rank's training batches of an epoch, without those of the first ``done`` steps."""
@@ -51,19 +73,39 @@ class Parts:
         return self.problem.train.batches([part for parts in plan for part in parts], self.fabric.device, augment_seed)
 
 
-def build(config: RunConfig, folder: Path) -> Parts:
-    """Build the parts of a run that will be written to ``folder``; nothing is written yet.
+def build(
+    config: RunConfig,
+    folder: Path,
+    fabric: lightning_fabric.Fabric | None = None,
+    callbacks: Sequence[Callback] = (),
+) -> Parts:
+    """Build the parts of a run that will be written to ``folder``; nothing is written there yet.
+
+    Args:
+        config: The run.
+        folder: Where it will go.
+        fabric: As ``open_fabric`` gives it, for callers that need it earlier.
+        callbacks: Told of the features of a frozen network while they are computed.
 
     Raises:
         ShortlistError: Data, settings or device that cannot be used.
     """
-    fabric = _fabric(config)
+    fabric = fabric or open_fabric(config)
     _refuse_other_layer(config)
-    problem = load_problem(config.data)
+    if config.model.frozen:
+        _refuse_what_cannot_be_frozen(config)
+    problem, run, model_config = load_problem(config.data), RunFolder(folder), config.model
+    # Checkpoints of a frozen network hold its last layer alone; the rest is in its best weights, once it has some.
+    holds_all_weights = run.continues and (run.has(BEST) or not config.model.frozen)
+    if holds_all_weights:  # they replace any others
+        model_config = replace(model_config, pretrained=False, weights="")
+    problem = normalised_as_recorded(problem, config, run) if run.continues else normalised_for_start(problem, config)
     problem.refuse_run_folder(folder)
     _refuse_large_ks(config, len(problem.classes))
     torch.manual_seed(mix_seed(config.seed, INIT))
-    network: nn.Module = build_model(config.model, problem.input_shape, len(problem.classes))
+    network, start = _network(model_config, problem)
+    if config.model.frozen and holds_all_weights:
+        load_best(network, run, problem.input_shape)
     group = size_groups(problem.class_counts).get(config.select_metric.partition("_")[0])
     if group is not None and not group[problem.val.labels].any():
         raise undefined_metric(config)  # now, not after an epoch
@@ -75,9 +117,13 @@ def build(config: RunConfig, folder: Path) -> Parts:
         network = nn.SyncBatchNorm.convert_sync_batchnorm(network)  # type: ignore[no-untyped-call]
     if config.train.channels_last:
         network = network.to(memory_format=torch.channels_last)
-    model: Any = torch.compile(network) if config.train.compile else network
+    trained, frozen_digest = network, ""
+    if config.model.frozen:
+        trained, frozen_digest = network.on_features(), weights_digest(network.backbone)
+        problem = with_features(problem, network.backbone, frozen_digest, config, fabric.device, callbacks)
+    model: Any = torch.compile(trained) if config.train.compile else trained
     fused = fabric.device.type == "cuda" and not scales_gradients(config)
-    model, optimizer = fabric.setup(model, build_optimizer(config.optim, network, fused=fused))
+    model, optimizer = fabric.setup(model, build_optimizer(config.optim, trained, fused=fused))
     steps = len(_plan(config, fabric, problem, 0))
     if steps == 0:
         raise ShortlistError(
@@ -85,8 +131,18 @@ def build(config: RunConfig, folder: Path) -> Parts:
             f"{fabric.world_size} ranks of {config.train.accumulate} parts"
         )
     mixing = Mixing(config.data, len(problem.classes)) if config.data.mixup or config.data.cutmix else None
-    step = Step(config, fabric, network, model, loss, optimizer, problem.train, steps, mixing)
-    return Parts(config, fabric, problem, network, model, loss, optimizer, step, steps)
+    step = Step(config, fabric, trained, model, loss, optimizer, problem.train, steps, mixing)
+    return Parts(config, fabric, problem, network, trained, model, loss, optimizer, step, steps, start, frozen_digest)
+
+
+def _network(config: ModelConfig, problem: Problem) -> tuple[Classifier, Start | None]:
+    """The network as training begins, with the weights that the settings name."""
+    weights = read_start(config)  # first: a missing file is told before timm builds or downloads anything
+    network = build_model(config, problem.input_shape, len(problem.classes))
+    if weights is None:
+        return network, None
+    told = load_backbone(network.backbone, weights.tensors, weights.source, config.name)
+    return network, Start(weights.sha256, told)
 
 
 def _refuse_other_layer(config: RunConfig) -> None:
@@ -102,6 +158,19 @@ def _refuse_other_layer(config: RunConfig) -> None:
         )
     if head == "scaled_cosine" and loss.takes_cosines:
         raise ShortlistError(f"model.head must be cosine for {loss.name}, which has a scale of its own, got {head}")
+
+
+def _refuse_what_cannot_be_frozen(config: RunConfig) -> None:
+    if config.model.name == "none":
+        raise ShortlistError("model.frozen is for networks, and embeddings are features already: leave it out")
+    if not config.model.starts_trained:
+        raise ShortlistError(
+            f"model.frozen needs pre-trained weights, got {config.model.name} with random ones, whose features say "
+            "nothing about images: add --model.pretrained, or --model.weights FILE"
+        )
+    for name in ("randaugment", "mixup", "cutmix"):
+        if value := getattr(config.data, name):
+            raise ShortlistError(f"data.{name} must be 0 with model.frozen, which takes no augmentation, got {value}")
 
 
 def _refuse_large_ks(config: RunConfig, classes: int) -> None:
@@ -144,7 +213,7 @@ def _parameter_groups(network: nn.Module, head_lr_factor: float) -> list[dict[st
     return [group for group in groups if group["params"]]
 
 
-def _fabric(config: RunConfig) -> lightning_fabric.Fabric:
+def open_fabric(config: RunConfig) -> lightning_fabric.Fabric:
     """One device, or those that torchrun's variables describe."""
     logging.getLogger("lightning_fabric").setLevel(logging.WARNING)  # its remarks are for programmers
     world_size = int(os.environ.get("WORLD_SIZE", "1"))

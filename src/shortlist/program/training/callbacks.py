@@ -5,7 +5,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from torch.utils.tensorboard import SummaryWriter
 
 from shortlist.program.runs.folder import RunFolder
@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 
 class Callback:
     """Override the moments you need. Every rank has its own callbacks, and an exception in one ends the training."""
+
+    def on_features(self, done: int, total: int) -> None:
+        """Before training with ``model.frozen``: features of so many images are computed, of those not yet kept."""
 
     def on_fit_start(self, trainer: "Trainer") -> None:
         """Training is about to start, or to continue from a checkpoint."""
@@ -48,11 +51,13 @@ class ProgressDisplay(Callback):
     """On standard error: a bar with loss, speed and time left on a terminal, and a line an epoch anywhere."""
 
     _REFRESH_SECONDS = 0.5
+    _SECONDS_BETWEEN_LINES = 15
 
     def __init__(self) -> None:
         self._console = Console(stderr=True, highlight=False, emoji=False)
         self._refreshed = 0.0
         self._validated = ""
+        self._features: TaskID | None = None
         self._bar = Progress(
             TextColumn("[bold]{task.description}"),
             BarColumn(),
@@ -64,7 +69,18 @@ class ProgressDisplay(Callback):
             transient=True,
         )
 
+    def on_features(self, done: int, total: int) -> None:
+        if self._features is None:
+            self._bar.start()
+            self._features = self._bar.add_task("features", total=total, now="")
+        self._bar.update(self._features, completed=done)
+        if self._bar.disable and time.monotonic() - self._refreshed > self._SECONDS_BETWEEN_LINES:
+            self._refreshed = time.monotonic()
+            self.on_message(f"features of {done:,} of {total:,} images")
+
     def on_fit_start(self, trainer: "Trainer") -> None:
+        if self._features is not None:
+            self._bar.remove_task(self._features)
         self._bar.start()
         self._task = self._bar.add_task("training", total=trainer.epochs * trainer.parts.steps, now="")
 

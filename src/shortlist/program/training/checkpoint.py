@@ -44,7 +44,8 @@ class Position:
 def training_state(parts: Parts, position: Position) -> dict[str, Any]:
     """What a checkpoint holds."""
     return {
-        "model": parts.network.state_dict(),
+        "model": parts.trained.state_dict(),
+        "frozen": parts.frozen_digest,
         "optimizer": parts.optimizer.state_dict(),
         "precision": parts.fabric.strategy.precision.state_dict(),
         "position": asdict(position),
@@ -58,7 +59,10 @@ def restore(parts: Parts, state: dict[str, Any]) -> Position:
     position = read_position(state, parts.config)
     if position.step > parts.steps:
         raise ShortlistError(f"its position is step {position.step} of an epoch of {parts.steps}")
-    load_weights(parts.network, state["model"], "its weights do not fit the network")
+    # Checkpoints that have no such entry are of versions without frozen networks.
+    if state.get("frozen", "") != parts.frozen_digest:
+        raise ShortlistError("its last layer was trained on the features of a backbone with other weights")
+    load_weights(parts.trained, state["model"], "its weights do not fit the network")
     try:
         parts.optimizer.load_state_dict(_optimizer_state(state["optimizer"], parts.optimizer))
         parts.fabric.strategy.precision.load_state_dict(state["precision"])

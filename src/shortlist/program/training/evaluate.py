@@ -18,6 +18,7 @@ from shortlist.program.data.catalogue import load_problem
 from shortlist.program.runs.folder import RunFolder
 from shortlist.program.runs.model import load_correction, load_model
 from shortlist.program.runs.records import refuse_other_data
+from shortlist.program.runs.start import normalised_as_recorded
 from shortlist.program.text import spreadsheet_cell
 from shortlist.program.training.predict import autocast, pick_device
 from shortlist.sets import PriorCorrection
@@ -204,6 +205,7 @@ def evaluate_run(
         raise ShortlistError(f"the data of {run.path} is not at {config.data.root}: say with --root where it is now")
     problem = load_problem(replace(config.data, root=root or config.data.root))
     refuse_other_data(problem, run)
+    problem = normalised_as_recorded(problem, config, run)
     where = pick_device(device)
     model = load_model(run, problem.input_shape).to(where)
     correction = load_correction(run)

@@ -32,8 +32,9 @@ from shortlist.program.runs.records import (
     write_correction,
     write_facts,
 )
+from shortlist.program.runs.start import refuse_other_start
 from shortlist.program.text import some_of
-from shortlist.program.training.build import Parts, build, undefined_metric
+from shortlist.program.training.build import Parts, build, open_fabric, undefined_metric
 from shortlist.program.training.callbacks import Callback, ProgressDisplay, TensorBoard
 from shortlist.program.training.checkpoint import Position, lines_of, restore, training_state
 from shortlist.program.training.class_weights import set_class_weights
@@ -77,7 +78,16 @@ def train(
         Interrupted: SIGINT or SIGTERM came; a checkpoint was written, or no step was left and the run has finished.
     """
     run = RunFolder(folder or default_folder(config))
-    trainer = Trainer(build(config, run.path), run, quiet=quiet, callbacks=callbacks)
+    fabric = open_fabric(config)
+    shown = [ProgressDisplay()] if fabric.is_global_zero and not quiet else []
+    callbacks = [*shown, *callbacks]
+    try:
+        parts = build(config, run.path, fabric, callbacks)
+    except BaseException:
+        for callback in callbacks:
+            callback.close()
+        raise
+    trainer = Trainer(parts, run, callbacks=callbacks)
     with run.claim(config, resume=resume) if trainer.writes else nullcontext():  # only now: bad data leaves no folder
         trainer.fabric.barrier()
         trainer.read_test_images()
@@ -91,7 +101,7 @@ def train(
 class Trainer:
     """One run in this process, which is one of several ranks under torchrun. The caller has claimed the folder."""
 
-    def __init__(self, parts: Parts, run: RunFolder, *, quiet: bool, callbacks: Sequence[Callback] = ()) -> None:
+    def __init__(self, parts: Parts, run: RunFolder, *, callbacks: Sequence[Callback] = ()) -> None:
         self.parts, self.run = parts, run
         self.config, self.fabric, self.problem = parts.config, parts.fabric, parts.problem
         self.epochs = parts.config.train.epochs
@@ -99,8 +109,7 @@ class Trainer:
         self.writes = parts.fabric.is_global_zero
         self.stop_asked = False
         """True if a stop was asked for after the last step."""
-        shown = [ProgressDisplay()] if self.writes and not quiet else []
-        self.callbacks: list[Callback] = [*shown, *([TensorBoard(run)] if self.writes else []), *callbacks]
+        self.callbacks: list[Callback] = [*([TensorBoard(run)] if self.writes else []), *callbacks]
         self._has_warned = False
         self._began, self._seconds_before, self._images_before = 0.0, 0.0, 0.0  # of the part of an epoch trained here
 
@@ -195,6 +204,7 @@ class Trainer:
         if self.run.has_checkpoints:
             refuse_other_data(self.problem, self.run)
             refuse_other_training_images(self.problem, self.run)
+            refuse_other_start(self.config.model, self.run)
         if self.run.load_checkpoint(self.say, self._restore) is not None:
             position = self.position
             position.lines = lines_of(self.run, position)
@@ -203,6 +213,8 @@ class Trainer:
             done = position.epoch == self.epochs
             where = "after its last epoch" if done else f"at epoch {position.epoch + 1}, step {position.step}"
             self.say(f"resuming {self.run.path} {where}")
+        elif self.parts.start:
+            self.say(self.parts.start.told)
         self.say(_found(self.problem))
 
     def _restore(self, state: dict[str, Any]) -> None:
@@ -221,7 +233,8 @@ class Trainer:
             run.save_best(as_safetensors(self.parts.network.state_dict()))
         device = self.fabric.device
         name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
-        run.note_environment({"epoch": position.epoch, **environment(name, self.fabric.world_size)})
+        start = {"start_sha256": self.parts.start.sha256} if self.parts.start else {}
+        run.note_environment({"epoch": position.epoch, **environment(name, self.fabric.world_size), **start})
         classes = {"names": self.problem.classes, "train_images": self.problem.class_counts.tolist()}
         run.write_json("classes.json", classes | {"superclasses": self.problem.superclasses})
         write_facts(run, self.problem)
@@ -311,7 +324,7 @@ class Trainer:
     @contextmanager
     def _ready_to_evaluate(self) -> Iterator[None]:
         if self.fabric.world_size > 1:  # each rank has batch statistics of its own
-            for buffer in self.parts.network.buffers():
+            for buffer in self.parts.trained.buffers():
                 dist.broadcast(buffer, 0)
         with uncompiled(self.config):
             yield

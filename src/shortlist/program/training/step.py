@@ -27,8 +27,8 @@ class Step:
     Args:
         config: The run's.
         fabric: Device, ranks and precision.
-        network: As built; its parameters and buffers are what the step changes.
-        model: The network as compiled and wrapped by fabric.
+        trained: As built; its parameters and buffers are what the step changes.
+        model: The same as compiled and wrapped by fabric.
         loss: Called with scores and labels, or with scores and probabilities if images are mixed.
         optimizer: As wrapped by fabric.
         train: The training images.
@@ -41,7 +41,7 @@ class Step:
         self,
         config: RunConfig,
         fabric: lightning_fabric.Fabric,
-        network: nn.Module,
+        trained: nn.Module,
         model: nn.Module,
         loss: nn.Module,
         optimizer: Optimizer,
@@ -57,7 +57,7 @@ class Step:
         self.update: Callable[[Tensor, Tensor], None] = self._update
         """One update with a whole batch."""
         if mixing is None and _can_capture(config, fabric, train):
-            state = [*network.parameters(), *network.buffers(), self.loss_sum]
+            state = [*trained.parameters(), *trained.buffers(), self.loss_sum]
             self.update = CapturedStep(self._update, optimizer, state)
 
     def __call__(self, batches: Iterator[tuple[Tensor, Tensor, Tensor]], epoch: int, number: int) -> int:

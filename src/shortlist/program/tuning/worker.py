@@ -32,7 +32,7 @@ from shortlist.program.data.catalogue import load_problem
 from shortlist.program.losses import Range
 from shortlist.program.runs.folder import InUseError, RunFolder, default_folder
 from shortlist.program.runs.records import refuse_other_data, refuse_other_training_images
-from shortlist.program.training.build import build
+from shortlist.program.training.build import Parts, build
 from shortlist.program.training.callbacks import Callback
 from shortlist.program.training.checkpoint import epochs_done
 from shortlist.program.training.loop import DivergedError, Interrupted, Trainer
@@ -57,11 +57,11 @@ class _EpochReport(Callback):
             self._report(trainer.position.lines)
 
 
-Judge = Callable[[RunFolder, Problem, Sequence[float]], float]
-"""What a trained run is worth, given its data and the value of each epoch: the study looks for the highest."""
+Judge = Callable[[RunFolder, Callable[[], Parts], Sequence[float]], float]
+"""What a trained run is worth, given a way to its parts and the value of each epoch. The highest is looked for."""
 
 
-def best_epoch(run: RunFolder, problem: Problem, values: Sequence[float]) -> float:
+def best_epoch(run: RunFolder, parts: Callable[[], Parts], values: Sequence[float]) -> float:
     """The value of the best epoch."""
     return max(values)
 
@@ -172,6 +172,7 @@ class Worker:
 
         report_new_epochs(epochs_done(run, config, self._say))  # the run may have been started, or finished, before
         if len(values) == epochs:
+            parts: Callable[[], Parts] = lambda: build(config, run.path, callbacks=self._callbacks)
             problem = load_problem(config.data)  # values on other data must not be compared
             refuse_other_data(problem, run)
             refuse_other_training_images(problem, run)
@@ -179,7 +180,7 @@ class Worker:
             if torch.cuda.is_available():
                 gc.collect()  # the previous trainer is in a reference cycle and holds GPU memory
             trainer = self._trainer(config, run, _EpochReport(report_new_epochs))
-            problem = trainer.problem
+            parts, problem = lambda: trainer.parts, trainer.problem
             self._refuse_other_images(problem)
             try:
                 with run.claim(config, resume=True):
@@ -192,7 +193,7 @@ class Worker:
         self._refuse_other_images(problem)  # another process may have recorded its data meanwhile
         self._study.set_user_attr(_IMAGES, problem.facts.train_digest)
         self._study.set_user_attr(_FINGERPRINT, problem.train.fingerprint())
-        return self._judge(run, problem, values)
+        return self._judge(run, parts, values)
 
     def _refuse_other_images(self, problem: Problem) -> None:
         """Raise an error unless the data is that of the study's other trials."""
@@ -209,13 +210,13 @@ class Worker:
 
     def _trainer(self, config: RunConfig, run: RunFolder, report: Callback) -> Trainer:
         try:
-            parts = build(config, run.path)
+            parts = build(config, run.path, callbacks=self._callbacks)
         except ShortlistError as error:
             with suppress(ShortlistError):
                 build(self._config, run.path)  # fails too, unless the trial's own settings are the cause
                 raise TrialPruned(str(error)) from error
             raise
-        return Trainer(parts, run, quiet=True, callbacks=[report, *self._callbacks])
+        return Trainer(parts, run, callbacks=[report, *self._callbacks])
 
     def _queue_missing_points(self) -> None:
         present = [settings_of(trial) for trial in living_trials(self._study)]
