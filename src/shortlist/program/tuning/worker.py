@@ -157,6 +157,10 @@ class Worker:
 
     def _best_value(self, trial: Trial, config: RunConfig, run: RunFolder) -> float:
         epochs, values = config.train.epochs, list[float]()
+        trainer: Trainer | None = None
+
+        def parts() -> Parts:
+            return trainer.parts if trainer else build(config, run.path, callbacks=self._callbacks)
 
         def report_new_epochs(lines: Sequence[Mapping[str, Any]]) -> None:
             for line in lines[len(values) :]:
@@ -172,7 +176,6 @@ class Worker:
 
         report_new_epochs(epochs_done(run, config, self._say))  # the run may have been started, or finished, before
         if len(values) == epochs:
-            parts: Callable[[], Parts] = lambda: build(config, run.path, callbacks=self._callbacks)
             problem = load_problem(config.data)  # values on other data must not be compared
             refuse_other_data(problem, run)
             refuse_other_training_images(problem, run)
@@ -180,7 +183,7 @@ class Worker:
             if torch.cuda.is_available():
                 gc.collect()  # the previous trainer is in a reference cycle and holds GPU memory
             trainer = self._trainer(config, run, _EpochReport(report_new_epochs))
-            parts, problem = lambda: trainer.parts, trainer.problem
+            problem = trainer.problem
             self._refuse_other_images(problem)
             try:
                 with run.claim(config, resume=True):
