@@ -271,6 +271,7 @@ HOSTILE_ENTRIES: dict[str, tuple[Damage, ...]] = {
             ("tau", 1e308),
             ("metric", SCRIPT),
             ("images", SCRIPT),
+            ("best_sha256", "0"),
             ("val", {"micro_top1": SCRIPT}),
         )
     ),

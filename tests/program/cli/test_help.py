@@ -62,7 +62,7 @@ def test_the_help_of_a_loss_shows_its_own_settings_and_no_others(
     loss: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shown = help_of(capsys, monkeypatch, "train", "folder", "--loss.name", loss, "--help")
-    listed = {line.split()[0] for line in shown.splitlines() if line.startswith("  --loss.")}
+    listed = {line.split()[0].rstrip(",") for line in shown.splitlines() if line.startswith("  --loss.")}
     assert listed == {f"--loss.{field.name.replace('_', '-')}" for field in fields(LOSSES[loss])}
 
 

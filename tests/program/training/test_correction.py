@@ -16,7 +16,6 @@ from shortlist.__main__ import main
 from shortlist.program.config import RunConfig, TrainConfig
 from shortlist.program.losses import CrossEntropyConfig
 from shortlist.program.runs.folder import RunFolder
-from shortlist.program.runs.records import read_correction
 from shortlist.program.training.evaluate import evaluate_run
 from shortlist.program.training.loop import train
 from tests.support.early_ends import train_until_test
@@ -131,14 +130,22 @@ def test_a_class_without_training_images_is_never_suggested(run: RunFolder, tmp_
 def test_a_run_that_is_killed_at_its_test_ends_as_an_undisturbed_one(
     config: RunConfig, run: RunFolder, tmp_path: Path
 ) -> None:
-    """Even if it was killed just after the correction was written, and that of another run lies there."""
+    """Even if the correction of another training lies there, which is not used."""
     killed = train_until_test(config, tmp_path / "killed")
-    (killed / "correction.json").write_text('{"tau": 3.0}')
-    assert read_correction(RunFolder(killed)) is None
+    other = run.read_json("correction.json") | {"tau": 3.0, "best_sha256": "of other weights"}
+    (killed / "correction.json").write_text(json.dumps(other))
     assert evaluate_run(RunFolder(killed), device="cpu")[0].corrected is None
     train(config, folder=killed, resume=True, quiet=True)
     assert outcome(killed) == outcome(run.path)
     assert RunFolder(killed).read_json("correction.json") == run.read_json("correction.json")
+
+
+def test_a_run_that_was_killed_before_its_result_was_written_is_corrected(run: RunFolder, tmp_path: Path) -> None:
+    copy = Path(shutil.copytree(run.path, tmp_path / "copy"))
+    (copy / "final.json").unlink()
+    corrected = evaluate_run(RunFolder(copy), device="cpu")[0].corrected
+    assert corrected is not None
+    assert corrected.metrics == run.read_json("final.json")["test_corrected"]
 
 
 def test_the_command_evaluates_corrected_scores_unless_told_not_to(

@@ -10,7 +10,7 @@ from shortlist.errors import ShortlistError
 from shortlist.program.compare.candidates import Candidate
 from shortlist.program.config import RunConfig, changed
 from shortlist.program.losses import Range
-from shortlist.program.runs.folder import RunFolder
+from shortlist.program.runs.folder import BEST, RunFolder, file_digest
 from shortlist.program.runs.model import load_best
 from shortlist.program.training.build import Parts
 from shortlist.program.training.callbacks import Callback
@@ -150,7 +150,8 @@ def corrected_value(run: RunFolder, parts: Callable[[], Parts], values: Sequence
     trained = parts()
     load_best(trained.network, run, trained.problem.input_shape)
     with uncompiled(trained.config):
-        fitted = fit_correction(trained.model, trained.problem, trained.config, device=trained.fabric.device)
+        digest, device = file_digest(run.path / BEST), trained.fabric.device
+        fitted = fit_correction(trained.model, trained.problem, trained.config, best_sha256=digest, device=device)
     value = fitted[1].val[trained.config.select_metric] if fitted else None
     return max(values) if value is None else value
 

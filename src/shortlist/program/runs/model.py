@@ -40,7 +40,7 @@ def prior_correction(train_images: Sequence[int]) -> PriorCorrection:
 
 
 def load_correction(run: RunFolder) -> PriorCorrection | None:
-    """The correction that a finished run chose for its scores; None if it has none."""
+    """The correction that a run chose for its scores; None if it has none."""
     recorded = read_correction(run)
     if recorded is None:
         return None

@@ -10,7 +10,7 @@ from shortlist.errors import ShortlistError
 from shortlist.program.config import Fit
 from shortlist.program.data.base import SPLITS, DataFacts, LabelNoise, Preprocess, Problem, Thinning
 from shortlist.program.runs.checks import METRIC, are_metrics, is_number, is_text, is_whole
-from shortlist.program.runs.folder import RunFolder
+from shortlist.program.runs.folder import BEST, RunFolder, file_digest
 from shortlist.program.text import counted, some_of
 
 _CLASSES, _PREPROCESS, _FACTS, _RESULT = "classes.json", "preprocess.json", "facts.json", "final.json"
@@ -43,6 +43,8 @@ class Correction:
     num_classes: int
     val: dict[str, float | None]
     """Metrics of these images after the correction. Too good: tau was chosen on them."""
+    best_sha256: str
+    """Checksum of the weights that it was chosen for."""
 
     def __str__(self) -> str:
         average, _, k = self.metric.partition("_top")
@@ -120,14 +122,20 @@ def write_correction(run: RunFolder, correction: Correction) -> None:
 
 
 def read_correction(run: RunFolder) -> Correction | None:
-    """The correction of a finished run; None if its result is without one, as that of earlier versions."""
-    if not run.finished or "test_corrected" not in read_result(run):
+    """The correction that goes with the best weights of a run; None if it has none, as runs of earlier versions."""
+    if not run.has(_CORRECTION) and not (run.finished and "test_corrected" in read_result(run)):
         return None
     record = _Record(run, _CORRECTION)
+    best_sha256 = record.require("best_sha256", is_text, "a checksum")
+    if not run.has(BEST) or best_sha256 != file_digest(run.path / BEST):
+        if run.finished:
+            raise record.damaged(f"it does not belong to the weights in {BEST}")
+        return None  # left by another training in this folder
     return Correction(
         tau=record.require("tau", lambda value: is_number(value) and 0 <= value <= _LARGEST_TAU, "a number >= 0"),
         metric=record.require("metric", _is_metric, "like macro_top5"),
         val=record.require("val", lambda value: isinstance(value, dict) and are_metrics(value), "numbers by name"),
+        best_sha256=best_sha256,
         **{
             name: record.require(name, is_whole, "a whole number >= 0") for name in ("images", "classes", "num_classes")
         },

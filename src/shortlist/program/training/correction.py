@@ -20,12 +20,16 @@ def fit_correction(
     problem: Problem,
     config: RunConfig,
     *,
+    best_sha256: str,
     device: torch.device,
     rank: int = 0,
     world_size: int = 1,
     say: Callable[[str], None] = lambda message: None,
 ) -> tuple[PriorCorrection, Correction] | None:
-    """The correction for the scores of a network, and what it rests on; None if the run is not to be corrected."""
+    """The correction for the scores of a network, and what it rests on; None if the run is not to be corrected.
+
+    ``best_sha256`` is the digest of the file of its weights.
+    """
     metric, sizes = config.corrected_metric, problem.class_counts
     if metric is None or len(torch.unique(sizes[sizes > 0])) == 1:  # classes of one size need no correction
         return None
@@ -50,5 +54,6 @@ def fit_correction(
         classes=int(correction.classes),
         num_classes=correction.num_classes,
         val=numbers_of(metrics),
+        best_sha256=best_sha256,
     )
     return correction, chosen

@@ -164,6 +164,7 @@ class Trainer:
                 self.parts.model,
                 self.problem,
                 self.config,
+                best_sha256=file_digest(self.run.path / BEST),
                 device=self.fabric.device,
                 rank=self.fabric.global_rank,
                 world_size=self.fabric.world_size,
