@@ -13,7 +13,7 @@ from shortlist.program.cli.main import COMMANDS
 
 ROOT = Path(__file__).parent.parent
 PAGES = {str(path.relative_to(ROOT)): path for path in sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])}
-PLACEHOLDERS = {"RECIPE": "smoke", "RUN": "runs/mine", "NAME": "cifar100", "FOLDER": "data"}
+PLACEHOLDERS = {"DATA": "photos", "RECIPE": "smoke", "RUN": "runs/mine", "NAME": "cifar100", "FOLDER": "data"}
 every_page = pytest.mark.parametrize("page", PAGES)
 
 
@@ -54,8 +54,13 @@ def test_every_python_block_of_the_documents_runs(page: str, tmp_path: Path, mon
 
 
 @every_page
-def test_every_command_of_the_documents_is_understood(page: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_command_of_the_documents_is_understood(
+    page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     parse = tyro.cli
+    (tmp_path / "photos").mkdir()
+    (tmp_path / "vectors.npz").touch()
+    monkeypatch.chdir(tmp_path)
 
     def parse_and_stop(*given: object, **options: object) -> None:
         parse(*given, **options)  # type: ignore[call-overload]
@@ -78,7 +83,7 @@ def test_every_option_that_the_documents_name_exists(
     monkeypatch.setenv("COLUMNS", "500")
     for name, command in COMMANDS.items():
         with pytest.raises(SystemExit):
-            command(["smoke", "--help-all"] if name in ("train", "tune") else ["--help"])
+            command(["smoke", "--help-all"] if name in ("train", "tune", "compare") else ["--help"])
     existing = set(re.findall(r"--[\w.-]+", capsys.readouterr().out))
     for page in ("README.md", "docs/guide.md", "docs/reproduction.md", "docs/performance.md"):
         ours = re.sub(r"^(torchrun|pip|tensorboard) .*$", "", PAGES[page].read_text(), flags=re.MULTILINE)

@@ -22,7 +22,13 @@ def help_of(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
 
 
 @pytest.mark.parametrize(
-    "words", [*((name, "--help") for name in COMMANDS), ("train", "folder", "-h"), ("tune", "smoke", "-h")]
+    "words",
+    [
+        *((name, "--help") for name in COMMANDS),
+        ("train", "folder", "-h"),
+        ("tune", "smoke", "-h"),
+        ("compare", "smoke", "-h"),
+    ],
 )
 def test_every_help_has_examples_and_no_types_of_python(
     words: tuple[str, ...], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
@@ -77,6 +83,7 @@ def test_a_setting_of_another_loss_is_answered_with_those_of_this_one(
         (["train", "fold"], {"folder", "folder_lite", "folder_frozen"}),
         (["train", "folder", "--data.roo"], {"--data.root"}),
         (["train", "folder", "--loss.name", "foc"], {"focal"}),
+        (["compare", "photos", "--losses", "mix"], {"mixture"}),
         (["completion", "f"], {"fish"}),
     ],
 )

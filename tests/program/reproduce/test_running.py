@@ -12,7 +12,6 @@ import torch
 from torch import nn
 
 import shortlist as sl
-from shortlist.program import recipes
 from shortlist.program.atomic_files import locked
 from shortlist.program.reproduce import running
 from shortlist.program.reproduce.experiment import Cell
@@ -158,16 +157,6 @@ def test_no_cell_has_two_seeds_before_all_have_one(place: Place) -> None:
     place.run(two_cells, seeds=(0, 1))
     in_order = sorted(place.finished().items(), key=lambda run: run[1])
     assert [name.rpartition("-s")[2] for name, _ in in_order] == ["0", "0", "1", "1"]
-
-
-def test_what_was_compiled_serves_until_another_network_comes(monkeypatch: pytest.MonkeyPatch) -> None:
-    resets: list[str] = []
-    config = recipes.build("cifar100_table4_noised_p00")
-    config = replace(config, train=replace(config.train, compile=True))
-    for network in ("first", "first", "second", "first"):
-        monkeypatch.setattr(torch.compiler, "reset", lambda network=network: resets.append(network))
-        running.free_earlier_runs(replace(config, model=replace(config.model, name=network)))
-    assert resets == ["first", "second", "first"]
 
 
 def test_a_run_tells_at_which_epochs_it_was_begun_and_resumed(place: Place) -> None:

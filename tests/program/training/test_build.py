@@ -1,12 +1,16 @@
-"""Runs that are refused before anything is trained or written."""
+"""Runs that are refused before anything is trained or written, and what is freed between runs."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from shortlist import ShortlistError
+from shortlist.program import recipes
 from shortlist.program.config import ModelConfig, TrainConfig
 from shortlist.program.losses import CrossEntropyConfig, LDAMConfig
+from shortlist.program.training.build import free_earlier_runs
 from shortlist.program.training.loop import train
 from tests.support.pictures import put_classes
 from tests.support.small_runs import photos_config, small_config, write_embeddings
@@ -37,3 +41,13 @@ def test_a_run_is_no_class(tmp_path: Path) -> None:
     for part in ("train", "val"):
         put_classes(tmp_path / "split" / part, {"elm": 12, "owl": 12})
     assert train(photos_config(tmp_path / "split"), folder=tmp_path / "split" / "runs", quiet=True).finished
+
+
+def test_what_was_compiled_serves_until_another_network_comes(monkeypatch: pytest.MonkeyPatch) -> None:
+    resets: list[str] = []
+    config = recipes.build("cifar100_table4_noised_p00")
+    config = replace(config, train=replace(config.train, compile=True))
+    for network in ("first", "first", "second", "first"):
+        monkeypatch.setattr(torch.compiler, "reset", lambda network=network: resets.append(network))
+        free_earlier_runs(replace(config, model=replace(config.model, name=network)))
+    assert resets == ["first", "second", "first"]

@@ -9,14 +9,16 @@ import tyro
 
 from shortlist.program import recipes
 from shortlist.program.bench import Suite
-from shortlist.program.cli import commands, research
+from shortlist.program.cli import commands, compare, research
 from shortlist.program.cli.parsing import flags_of, parse
+from shortlist.program.compare.candidates import CANDIDATES
 from shortlist.program.config import DataName
 from shortlist.program.losses import LOSSES
 
 _ARGUMENTS: Mapping[str, type[Any]] = {
     "train": commands.TrainArguments,
     "tune": commands.TuneArguments,
+    "compare": compare.CompareArguments,
     "evaluate": commands.EvaluateArguments,
     "predict": commands.PredictArguments,
     "report": commands.ReportArguments,
@@ -50,13 +52,15 @@ def _words(command: str) -> list[str]:
     positional: Sequence[str] = {
         "train": [*recipes.RECIPES],
         "tune": [*recipes.RECIPES],
+        "compare": [*recipes.RECIPES],
         "bench": get_args(Suite),
         "datasets": get_args(DataName),
     }.get(command, [])
     flags = flags_of(kind)
     if command in ("train", "tune"):  # of every loss
         flags += [f"--loss.{field.name}" for loss in LOSSES.values() for field in dataclasses.fields(loss)]
-    return [*positional, *sorted({flag.replace("_", "-") for flag in flags})]
+    own = {f"--{name}" for name in getattr(kind, "set_by_command", ())}
+    return [*positional, *sorted({flag.replace("_", "-") for flag in flags} - own)]
 
 
 def _bash(shell: str) -> str:
@@ -70,6 +74,10 @@ def _bash(shell: str) -> str:
   fi
   if [ "${{COMP_WORDS[COMP_CWORD-1]}}" = "--loss.name" ]; then
     COMPREPLY=($(compgen -W "{" ".join(LOSSES)}" -- "$current"))
+    return
+  fi
+  if [ "${{COMP_WORDS[COMP_CWORD-1]}}" = "--losses" ]; then
+    COMPREPLY=($(compgen -W "{" ".join({**CANDIDATES, **LOSSES})}" -- "$current"))
     return
   fi
   case "${{COMP_WORDS[1]}}" in

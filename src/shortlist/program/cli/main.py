@@ -15,6 +15,7 @@ from types import FrameType
 from shortlist import __version__
 from shortlist.errors import ShortlistError
 from shortlist.program.cli.commands import datasets, demo, evaluate, predict, report, train, tune
+from shortlist.program.cli.compare import compare
 from shortlist.program.cli.completion import completion
 from shortlist.program.cli.output import say
 from shortlist.program.cli.research import bench, reproduce
@@ -23,6 +24,7 @@ from shortlist.program.text import did_you_mean
 COMMANDS: dict[str, Callable[[list[str]], None]] = {
     "train": train,
     "tune": tune,
+    "compare": compare,
     "evaluate": evaluate,
     "predict": predict,
     "report": report,

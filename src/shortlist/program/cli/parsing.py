@@ -11,7 +11,7 @@ import re
 import sys
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any, ClassVar, NoReturn
 
 import tyro
 
@@ -31,8 +31,10 @@ _FOR_EXPERIMENTS = frozenset(
 
 @dataclass(frozen=True, kw_only=True)
 class RecipeArguments(RunConfig):
-    """What follows ``shortlist train`` and ``shortlist tune``: the settings of a run, and the command's own options."""
+    """What follows ``shortlist train`` and similar commands: the settings of a run, and the command's own options."""
 
+    set_by_command: ClassVar[frozenset[str]] = frozenset()
+    """Settings that the command sets itself, so that its help does not list them."""
     recipe: tyro.conf.Suppress[str] = "custom"
 
     def __post_init__(self) -> None:
@@ -83,7 +85,8 @@ def parse_recipe(
     program = f"{command} {name}"
     if asks_for_help(words):
         is_own_data = name in recipes.FOR_YOUR_DATA and "--help-all" not in words
-        print(_help(kind, program, examples, hidden=_FOR_EXPERIMENTS if is_own_data else (), **options))
+        hidden = kind.set_by_command | (_FOR_EXPERIMENTS if is_own_data else frozenset())
+        print(_help(kind, program, examples, hidden=hidden, **options))
         sys.exit(0)
     parsed = parse(kind, words, program, **options)
     try:
@@ -170,13 +173,13 @@ def _help(kind: type[Any], command: str, examples: Sequence[str], hidden: Collec
             is_hidden = False
         if not is_hidden:
             lines.append(line.rstrip())
-    if issubclass(kind, RunConfig):
+    if issubclass(kind, RunConfig) and "loss.name" not in hidden:
         lines += [
             "",
             f"Losses: {', '.join(LOSSES)}.",
             f"shortlist {command} --loss.name LOSS --help shows its settings.",
         ]
-    if hidden:
+    if not _FOR_EXPERIMENTS.isdisjoint(hidden):
         lines.append(f"shortlist {command} --help-all also shows the settings for the paper's experiments.")
     if examples:
         lines += ["", "Examples:", *(f"  {example}" for example in examples)]

@@ -24,7 +24,7 @@ _SYMBOLS = {
 }
 
 
-def loss_settings(loss: LossConfig) -> str:
+def loss_settings(loss: LossConfig, digits: int = 6) -> str:
     """The settings of the loss itself, without those that change nothing.
 
     Example:
@@ -34,7 +34,7 @@ def loss_settings(loss: LossConfig) -> str:
     """
     every = loss.settings() | {name: getattr(loss, name) for name in COMMON}
     told = {name: value for name, value in every.items() if NEUTRAL.get(f"loss.{name}") != value}
-    return ", ".join(f"{_SYMBOLS[name]} = {shown(value)}" for name, value in told.items())
+    return ", ".join(f"{_SYMBOLS[name]} = {shown(value, digits)}" for name, value in told.items())
 
 
 def settings(config: RunConfig) -> dict[str, Any]:
@@ -46,12 +46,12 @@ def settings(config: RunConfig) -> dict[str, Any]:
     return flat | {"recipe": nested["recipe"]}
 
 
-def shown(value: Any) -> str:
+def shown(value: Any, digits: int = 6) -> str:
     """A value as a person would type it."""
     if isinstance(value, list | tuple):
-        return ", ".join(map(shown, value)) or "none"
+        return ", ".join(shown(item, digits) for item in value) or "none"
     if isinstance(value, float):
-        return f"{value:g}"
+        return f"{value:.{digits}g}"
     if isinstance(value, bool):
         return "yes" if value else "no"
     return str(value)

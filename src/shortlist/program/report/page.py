@@ -23,7 +23,7 @@ _PERCENT = "\N{NARROW NO-BREAK SPACE}%"
 _NUMBERS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
 
 
-def write_report(runs: list[RunFolder], out: Path) -> Path:
+def write_report(runs: list[RunFolder], out: Path, opening: Html | None = None) -> Path:
     """Write one self-contained HTML page that compares runs.
 
     Runs that differ only in the seed are averaged; of runs with the same seed one counts. Runs on different data are
@@ -32,6 +32,7 @@ def write_report(runs: list[RunFolder], out: Path) -> Path:
     Args:
         runs: Finished or not, e.g. from ``shortlist.program.runs.folder.find_runs``.
         out: The file to write, or a folder for ``report.html``.
+        opening: What the page starts with.
 
     Returns:
         The file.
@@ -40,12 +41,12 @@ def write_report(runs: list[RunFolder], out: Path) -> Path:
         ShortlistError: There is no run, a file is damaged, or the page cannot be written.
     """
     path = out / "report.html" if out.is_dir() else out
-    page = _page(gather(runs))
+    page = _page(gather(runs), opening)
     write_file(path, page.encode())
     return path
 
 
-def _page(comparisons: list[Comparison]) -> str:
+def _page(comparisons: list[Comparison], opening: Html | None) -> str:
     title = page_title(comparisons)
     style = Html(resources.files(__package__).joinpath("page.css").read_text(encoding="utf-8"))
     head = element(
@@ -64,7 +65,7 @@ def _page(comparisons: list[Comparison]) -> str:
     body = element(
         "body",
         element("header", element("p", "shortlist report", class_="overline"), element("h1", title)),
-        element("main", *sections),
+        element("main", *([opening] if opening else []), *sections),
         element("footer", element("p", f"Made by shortlist {__version__} from the run folders.")),
     )
     return f"<!DOCTYPE html>\n{element('html', head, body, lang='en')}\n"

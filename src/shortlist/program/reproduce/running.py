@@ -1,7 +1,5 @@
 """Trains the runs of an experiment one after another. Several processes can share the work."""
 
-import functools
-import gc
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -19,6 +17,7 @@ from shortlist.program.reproduce.gradients import GradientCounts
 from shortlist.program.reproduce.results import Result, results_file, results_of, runs_of, update_results
 from shortlist.program.runs.folder import FinishedError, InUseError, RunFolder, default_folder
 from shortlist.program.text import counted
+from shortlist.program.training.build import free_earlier_runs
 from shortlist.program.training.callbacks import Callback
 from shortlist.program.training.loop import DivergedError, Interrupted, train
 
@@ -128,24 +127,6 @@ def _described(experiment: Experiment, cell: Cell, scale: Scale, run: RunFolder,
     metric = experiment.metrics[0]
     values = [result.value for result in results if result.metric == metric]
     return f"{metric} {values[0]:.{experiment.decimals}f}" if values else "no such class"
-
-
-def free_earlier_runs(config: RunConfig) -> None:
-    """Free the GPU memory of earlier networks, and the compiled variants of other ones: the compiler has a limit."""
-    if torch.cuda.is_available():
-        gc.collect()
-        torch.cuda.empty_cache()
-    if config.train.compile:
-        _reset_compiler(config.model.name)
-
-
-@functools.lru_cache(maxsize=1)
-def _reset_compiler(network: str) -> None:
-    """Reset the compiler, unless the last call was for the same network: its compiled code can be reused.
-
-    Different last layers are two variants, and the compiler keeps both.
-    """
-    torch.compiler.reset()
 
 
 def _explained(experiment: Experiment, failures: dict[str, list[str]], jobs: int) -> list[str]:

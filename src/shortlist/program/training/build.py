@@ -1,5 +1,7 @@
 """The parts of a training, built once: device, data, network, loss, optimiser, step."""
 
+import functools
+import gc
 import logging
 import os
 from collections.abc import Iterator, Sequence
@@ -241,3 +243,21 @@ def _plan(config: RunConfig, fabric: lightning_fabric.Fabric, problem: Problem, 
         fabric.global_rank,
         fabric.world_size,
     )
+
+
+def free_earlier_runs(config: RunConfig) -> None:
+    """Free the GPU memory of earlier networks, and the compiled variants of other ones: the compiler has a limit."""
+    if torch.cuda.is_available():
+        gc.collect()
+        torch.cuda.empty_cache()
+    if config.train.compile:
+        _reset_compiler(config.model.name)
+
+
+@functools.lru_cache(maxsize=1)
+def _reset_compiler(network: str) -> None:
+    """Reset the compiler, unless the last call was for the same network: its compiled code can be reused.
+
+    Different last layers are two variants, and the compiler keeps both.
+    """
+    torch.compiler.reset()

@@ -20,15 +20,13 @@ import torch
 from torch import distributed as dist
 
 from shortlist.errors import ShortlistError
-from shortlist.metrics import TopKMetrics
 from shortlist.program.config import RunConfig
 from shortlist.program.data.base import Problem, evaluation_plan
 from shortlist.program.data.in_memory import TensorSplit
 from shortlist.program.runs.environment import environment
 from shortlist.program.runs.folder import BEST, RunFolder, as_safetensors, default_folder, file_digest
-from shortlist.program.runs.model import load_best, prior_correction
+from shortlist.program.runs.model import load_best
 from shortlist.program.runs.records import (
-    Correction,
     refuse_other_data,
     refuse_other_training_images,
     write_correction,
@@ -40,7 +38,8 @@ from shortlist.program.training.build import Parts, build, open_fabric, undefine
 from shortlist.program.training.callbacks import Callback, ProgressDisplay, TensorBoard
 from shortlist.program.training.checkpoint import Position, lines_of, restore, training_state
 from shortlist.program.training.class_weights import set_class_weights
-from shortlist.program.training.evaluate import Evaluation, evaluate, numbers_of, validation_scores
+from shortlist.program.training.correction import fit_correction
+from shortlist.program.training.evaluate import Evaluation, evaluate
 from shortlist.program.training.signals import StopRequests, stop_requests
 from shortlist.program.training.step import uncompiled
 from shortlist.program.training.thumbnails import save_pictures
@@ -160,39 +159,20 @@ class Trainer:
 
     def _fit_correction(self) -> PriorCorrection | None:
         """Choose the correction for the prior on the validation images, and record it; None without one."""
-        metric, sizes = self.config.corrected_metric, self.problem.class_counts
-        if metric is None or len(torch.unique(sizes[sizes > 0])) == 1:  # classes of one size need no correction
-            return None
         with self._ready_to_evaluate():
-            scores, labels = validation_scores(
+            found = fit_correction(
                 self.parts.model,
                 self.problem,
+                self.config,
+                best_sha256=file_digest(self.run.path / BEST),
                 device=self.fabric.device,
-                batch_size=self.config.train.eval_batch_size,
                 rank=self.fabric.global_rank,
                 world_size=self.fabric.world_size,
+                say=self.say,
             )
-        correction = prior_correction(sizes.tolist()).to(self.fabric.device)
-        if correction.left_out[labels].all():
-            self.say(
-                "the scores are not corrected for class sizes: no validation image is of a class with training images"
-            )
+        if found is None:
             return None
-        average, _, k = metric.partition("_top")
-        correction.fit(scores, labels, int(k), "micro" if average == "micro" else "macro")
-        if self.fabric.world_size > 1:  # sums on a GPU may differ in the last digit
-            dist.broadcast(correction.tau, 0)
-        metrics = TopKMetrics(len(sizes), self.config.all_ks, sizes)
-        metrics.to(self.fabric.device).update(correction(scores), labels)
-        chosen = Correction(
-            tau=correction.tau.item(),
-            metric=metric,
-            images=int(correction.images),
-            classes=int(correction.classes),
-            num_classes=correction.num_classes,
-            val=numbers_of(metrics),
-            best_sha256=file_digest(self.run.path / BEST),
-        )
+        correction, chosen = found
         self.say(f"scores are corrected for class sizes: {chosen}")
         if self.writes:
             write_correction(self.run, chosen)

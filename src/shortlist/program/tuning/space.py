@@ -45,13 +45,13 @@ def search_axes(
         raise ShortlistError(f"the paper has no grid for {loss}, only for {', '.join(having)}")
     if grid == "given" and not search:
         raise ShortlistError("--grid given needs --search, such as --search loss.scale=30,50")
-    given = _parsed(config, search)
+    given = parsed_search(config, search)
     if grid == "auto":
         grid = "paper" if paper_grid else "given" if given else "none"
     sampled = grid == "none"
     usual: Mapping[str, Axis] = {} if grid == "given" else ranges if sampled else paper_grid
     kept = [name for name in usual if name not in given and (name in fixed or _is_set_by_user(config, name))]
-    asked = {name: _spanned(values) if sampled else values for name, values in given.items()}
+    asked = {name: spanned(values) if sampled else values for name, values in given.items()}
     axes = {name: axis for name, axis in usual.items() if name not in kept} | asked
     if kept and not axes:
         first, *_, last = _examples(usual[kept[0]])
@@ -92,7 +92,7 @@ def _examples(axis: Axis) -> tuple[float, ...]:
     return axis.examples if isinstance(axis, Range) else axis
 
 
-def _parsed(config: RunConfig, search: Sequence[str]) -> dict[str, tuple[float, ...]]:
+def parsed_search(config: RunConfig, search: Sequence[str]) -> dict[str, tuple[float, ...]]:
     """Parse texts such as ``loss.scale=30,50``. The error names a bad setting or value."""
     given: dict[str, tuple[float, ...]] = {}
     for text in search:
@@ -123,7 +123,7 @@ def _parsed(config: RunConfig, search: Sequence[str]) -> dict[str, tuple[float, 
     return given
 
 
-def _spanned(values: tuple[float, ...]) -> Axis:
+def spanned(values: tuple[float, ...]) -> Axis:
     """The range between the values, logarithmic if they are positive. A single value stays fixed."""
     low, high = min(values), max(values)
     return Range(low, high, log=low > 0) if low < high else values

@@ -28,9 +28,9 @@ from shortlist.program.seeds import mix_seed
 from shortlist.program.training.callbacks import Callback
 from shortlist.program.training.loop import Interrupted
 from shortlist.program.tuning.findings import Findings, write_findings
-from shortlist.program.tuning.space import Axis, Grid, search_axes
+from shortlist.program.tuning.space import Axis, Grid, Settings, search_axes
 from shortlist.program.tuning.storage import open_storage, storage_explained
-from shortlist.program.tuning.worker import Worker, registered_worker
+from shortlist.program.tuning.worker import Judge, Worker, best_epoch, registered_worker
 
 
 def tune(
@@ -71,17 +71,66 @@ def tune(
         ShortlistError: Bad arguments, data or settings; a storage that cannot be used.
         Interrupted: SIGINT or SIGTERM came. The same call continues the study.
     """
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        raise ShortlistError("tune trains on one device: start a process for each device, all with the same --storage")
+    refuse_several_ranks("tune")
     if trials is not None and trials < 1:
         raise ShortlistError(f"trials must be at least 1, got {trials}")
-    if not 0 <= lost_after < math.inf:
-        raise ShortlistError(f"lost_after must be a finite number of hours >= 0, got {lost_after}")
     if csv_path is not None and (not csv_path.name or csv_path.is_dir()):
         raise ShortlistError(f"csv must name a file, got {csv_path}")
     axes = search_axes(config, grid, search, fixed)
     folder = Path("runs", "tune", config.recipe)
-    name = study_name(config, axes)
+    return run_study(
+        study_name(config, axes),
+        config,
+        axes,
+        folder=folder,
+        trials=trials,
+        storage=storage,
+        prune=prune,
+        csv_path=csv_path,
+        lost_after=lost_after,
+        say=say,
+        callbacks=callbacks,
+        clock=clock,
+    )
+
+
+def run_study(
+    name: str,
+    config: RunConfig,
+    axes: Mapping[str, Axis],
+    *,
+    folder: Path,
+    points: Sequence[Settings] = (),
+    judge: Judge = best_epoch,
+    trials: int | None = None,
+    storage: str = "",
+    prune: bool = False,
+    csv_path: Path | None = None,
+    lost_after: float = 24.0,
+    say: Callable[[str], None] = lambda message: None,
+    callbacks: Sequence[Callback] = (),
+    clock: Callable[[], float] = time.time,
+) -> Findings:
+    """Work on a study until all its trials are finished or are run by other processes.
+
+    Args:
+        name: Of the study in the storage.
+        config: Settings that all trials share.
+        axes: What is tried for each setting.
+        folder: Where the names of the processes are kept and, by default, the storage and the list of trials.
+        points: Try these settings; by default all combinations of the values, or samples.
+        judge: What a trial is worth, once it is trained.
+        trials: As for ``tune``, and all that follow.
+        storage: As for ``tune``.
+        prune: As for ``tune``.
+        csv_path: As for ``tune``.
+        lost_after: As for ``tune``.
+        say: As for ``tune``.
+        callbacks: As for ``tune``.
+        clock: As for ``tune``.
+    """
+    if not 0 <= lost_after < math.inf:
+        raise ShortlistError(f"lost_after must be a finite number of hours >= 0, got {lost_after}")
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     for own in ("workers", *([] if storage else ["studies.journal"]), *([] if csv_path else [f"{name}.csv"])):
         refuse_links(folder, folder / own)
@@ -93,6 +142,8 @@ def tune(
             study,
             config,
             axes,
+            points=points,
+            judge=judge,
             worker=worker,
             workers=folder / "workers",
             trials=trials,
@@ -114,6 +165,13 @@ def tune(
     return findings
 
 
+def refuse_several_ranks(command: str) -> None:
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise ShortlistError(
+            f"{command} trains on one device: start a process for each device, all with the same --storage"
+        )
+
+
 def _open_study(name: str, storage: str, folder: Path, sampler: BaseSampler, pruner: BasePruner) -> optuna.Study:
     failures = (ImportError, OSError, RuntimeError, ValueError, SQLAlchemyError, StorageInternalError)
     with storage_explained(storage or str(folder), *failures):
@@ -127,10 +185,13 @@ def _open_study(name: str, storage: str, folder: Path, sampler: BaseSampler, pru
         )
 
 
-def study_name(config: RunConfig, axes: Mapping[str, Axis]) -> str:
-    """A name for the settings and axes, the same on every machine and for any number of trials."""
+def study_name(config: RunConfig, axes: Mapping[str, Axis], *purpose: str | int) -> str:
+    """A name for the settings and axes, the same on every machine and for any number of trials.
+
+    Studies of different purposes have different names: their values may not mean the same.
+    """
     shared = {name: value for name, value in identity(config).items() if name not in axes}
-    content = json.dumps([shared, {name: repr(axis) for name, axis in axes.items()}], sort_keys=True)
+    content = json.dumps([shared, {name: repr(axis) for name, axis in axes.items()}, *purpose], sort_keys=True)
     return f"{config.recipe}-{hashlib.sha256(content.encode()).hexdigest()[:10]}"
 
 

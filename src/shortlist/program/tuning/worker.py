@@ -32,7 +32,7 @@ from shortlist.program.data.catalogue import load_problem
 from shortlist.program.losses import Range
 from shortlist.program.runs.folder import InUseError, RunFolder, default_folder
 from shortlist.program.runs.records import refuse_other_data, refuse_other_training_images
-from shortlist.program.training.build import build
+from shortlist.program.training.build import Parts, build
 from shortlist.program.training.callbacks import Callback
 from shortlist.program.training.checkpoint import epochs_done
 from shortlist.program.training.loop import DivergedError, Interrupted, Trainer
@@ -57,6 +57,15 @@ class _EpochReport(Callback):
             self._report(trainer.position.lines)
 
 
+Judge = Callable[[RunFolder, Callable[[], Parts], Sequence[float]], float]
+"""What a trained run is worth, given a way to its parts and the value of each epoch. The highest is looked for."""
+
+
+def best_epoch(run: RunFolder, parts: Callable[[], Parts], values: Sequence[float]) -> float:
+    """The value of the best epoch."""
+    return max(values)
+
+
 class Worker:
     """A process that works on a study."""
 
@@ -68,6 +77,8 @@ class Worker:
         *,
         worker: str,
         workers: Path,
+        points: Sequence[Settings] = (),
+        judge: Judge = best_epoch,
         trials: int | None = None,
         lost_after: float = 24.0,
         say: Callable[[str], None] = lambda message: None,
@@ -76,7 +87,8 @@ class Worker:
     ) -> None:
         self._callbacks, self._clock = callbacks, clock
         self._study, self._config, self._worker, self._workers, self._say = study, config, worker, workers, say
-        self._points = grid_points(axes)[:trials]
+        self._judge = judge
+        self._points = (points or grid_points(axes))[:trials]
         self._wanted = len(self._points) or trials or _SAMPLED_BY_DEFAULT
         self._distributions = {name: _distribution(axis) for name, axis in axes.items()}
         self._lost_after = lost_after
@@ -145,6 +157,10 @@ class Worker:
 
     def _best_value(self, trial: Trial, config: RunConfig, run: RunFolder) -> float:
         epochs, values = config.train.epochs, list[float]()
+        trainer: Trainer | None = None
+
+        def parts() -> Parts:
+            return trainer.parts if trainer else build(config, run.path, callbacks=self._callbacks)
 
         def report_new_epochs(lines: Sequence[Mapping[str, Any]]) -> None:
             for line in lines[len(values) :]:
@@ -180,7 +196,7 @@ class Worker:
         self._refuse_other_images(problem)  # another process may have recorded its data meanwhile
         self._study.set_user_attr(_IMAGES, problem.facts.train_digest)
         self._study.set_user_attr(_FINGERPRINT, problem.train.fingerprint())
-        return max(values)
+        return self._judge(run, parts, values)
 
     def _refuse_other_images(self, problem: Problem) -> None:
         """Raise an error unless the data is that of the study's other trials."""

@@ -1,0 +1,1 @@
+"""Which loss is best for some data: several losses, several seeds, intervals."""
