@@ -10,7 +10,7 @@ from shortlist.program.compare.candidates import CANDIDATES
 from shortlist.program.compare.results import csv_text, notes, table, verdict, winner_command
 from shortlist.program.compare.search import Chosen
 from shortlist.program.compare.standings import Entry, Outcome, Standings, hopeless, in_order
-from shortlist.program.report.summary import ABSENT
+from shortlist.program.report.summary import ABSENT, PLUS_MINUS
 
 BASE = recipes.build("embeddings")
 
@@ -98,9 +98,9 @@ def test_the_table_holds_means_and_paired_differences_in_percent() -> None:
     low, high = stats.ttest_rel(theirs, ours).confidence_interval(0.95)
     half = f"{50 * (high - low):.2f}"
     assert shown["loss"] == ["LDAM", "Cross-entropy"]
-    assert shown["val to the best"] == [ABSENT, f"\N{MINUS SIGN}11.00 ± {half}"]
-    assert shown["test macro_top5 to the best"] == [ABSENT, f"+11.00 ± {half}"]
-    assert shown["test macro_top5 to cross-entropy"] == [f"\N{MINUS SIGN}11.00 ± {half}", ABSENT]
+    assert shown["val to the best"] == [ABSENT, f"\N{MINUS SIGN}11.00{PLUS_MINUS}{half}"]
+    assert shown["test macro_top5 to the best"] == [ABSENT, f"+11.00{PLUS_MINUS}{half}"]
+    assert shown["test macro_top5 to cross-entropy"] == [f"\N{MINUS SIGN}11.00{PLUS_MINUS}{half}", ABSENT]
     assert shown["test macro_top5 corrected"] == [ABSENT, ABSENT]
     assert len(csv_text(found).splitlines()) == 3
     assert any("test images" in note for note in notes(found))

@@ -18,7 +18,7 @@ from shortlist.program.config import to_dict
 from shortlist.program.report.markup import Html, element, plain_table
 from shortlist.program.report.names import loss_settings, settings, shown
 from shortlist.program.report.page import write_report
-from shortlist.program.report.summary import ABSENT
+from shortlist.program.report.summary import ABSENT, PLUS_MINUS
 from shortlist.program.runs.folder import RunFolder
 from shortlist.program.text import counted, spreadsheet_cell
 
@@ -137,7 +137,7 @@ def _numbers(standings: Standings, entry: Entry) -> dict[str, Interval | None]:
 
 
 def _columns(standings: Standings) -> list[str]:
-    return ["loss", "settings", "seeds", *_numbers(standings, standings.entries[0]), "tau"]
+    return ["loss", "seeds", *_numbers(standings, standings.entries[0]), "tau", "settings"]
 
 
 def _cells(standings: Standings, entry: Entry) -> list[str]:
@@ -145,19 +145,19 @@ def _cells(standings: Standings, entry: Entry) -> list[str]:
     tau = entry.mean(lambda outcome: outcome.tau)
     return [
         f"{entry.candidate.label}{mark}",
-        settings_text(entry),
         str(len(entry.outcomes)),
         *(
             _written(number, signed=", to " in name) if number else ABSENT
             for name, number in _numbers(standings, entry).items()
         ),
         f"{tau.mean:.2f}" if tau else ABSENT,
+        settings_text(entry),
     ]
 
 
 def _written(number: Interval, *, signed: bool) -> str:
     mean = f"{100 * number.mean:+.2f}" if signed else f"{100 * number.mean:.2f}"
-    return mean.replace("-", "\N{MINUS SIGN}") + (f" ± {100 * number.half:.2f}" if number.half is not None else "")
+    return mean.replace("-", "\N{MINUS SIGN}") + ("" if number.half is None else f"{PLUS_MINUS}{100 * number.half:.2f}")
 
 
 def csv_text(standings: Standings) -> str:
