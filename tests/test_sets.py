@@ -148,6 +148,15 @@ def test_where_nothing_can_be_gained_nothing_is_changed(scores: Tensor) -> None:
     assert PriorCorrection([100, 10, 5, 1]).fit(scores, torch.arange(4), k=1).tau == 0
 
 
+def test_scores_that_say_nothing_of_the_labels_are_not_corrected_by_thousands() -> None:
+    """No temperature makes them log-probabilities, so there is no unit for tau."""
+    for seed in range(12):
+        data, generator = LongTail(seed), torch.Generator().manual_seed(seed)
+        labels = data.labels(300)
+        scores = torch.randn(300, 40, generator=generator) - 0.3 * torch.nn.functional.one_hot(labels, 40)
+        assert PriorCorrection(data.class_counts).fit(scores, labels).tau < 10
+
+
 def test_it_says_what_tau_rests_on() -> None:
     correction = PriorCorrection([9, 5, 3, 1]).fit(torch.randn(6, 4), torch.tensor([0, 0, 1, 1, 1, 3]), k=2)
     assert (int(correction.images), int(correction.classes), correction.num_classes) == (6, 3, 4)

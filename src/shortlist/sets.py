@@ -104,7 +104,8 @@ class PriorCorrection(nn.Module):
         quarter, a half and a whole temperature to both sides, for tau from 0 to 4 temperatures. The temperature is the
         number to divide the scores by so that they are log-probabilities (with the highest likelihood, for labels as
         frequent as in training); it makes the choice independent of the scale of the scores. Among equally good values
-        the smallest is taken: it changes the network's own order least.
+        the smallest is taken: it changes the network's own order least. A tau that does not raise the accuracy is not
+        taken, nor any for scores that are no better than chance: it stays 0.
 
         Validation images of a long tail are mostly of frequent classes, and a mean over the classes that have any would
         choose for these. So for the macro average the accuracy of a class is estimated by the images of all classes of
@@ -128,7 +129,9 @@ class PriorCorrection(nn.Module):
         margin = max(half_windows)
         weight_N = _even_weights(target_N) if average == "micro" else self._weights_by_size(target_N)
         taus, accuracy = self._steps(scores_NL, target_N, k, weight_N, -margin, largest + margin)
-        self.tau.fill_(_smoothed_argmax(taus, accuracy, largest, half_windows))
+        tau = _smoothed_argmax(taus, accuracy, largest, half_windows)
+        before, after = accuracy[torch.searchsorted(taus, taus.new_tensor([0.0, tau]), right=True) - 1].tolist()
+        self.tau.fill_(tau if after > before else 0.0)
         self.images.fill_(len(target_N))
         self.classes.fill_(len(torch.unique(target_N)))
         return self
@@ -314,12 +317,14 @@ def _smoothed_argmax(taus_M: Tensor, accuracy_M: Tensor, largest: float, half_wi
 
 
 def _temperature(scores_NL: Tensor, target_N: Tensor, class_counts_L: Tensor) -> float:
-    """The T for which softmax(scores / T) gives the labels the highest likelihood; 0 if all scores are the same.
+    """The T for which softmax(scores / T) gives the labels the highest likelihood.
+
+    0 if the scores say nothing: all are the same, or the labels have no higher ones than other classes.
 
     Images are weighted so that classes are as frequent as in training: only then are the scores log-probabilities.
     The likelihood is concave in 1 / T, so it is highest where the label's score is on average the expected one.
-    Without a maximum (every label has the best score, or labels do no better than chance) an end of the searched range
-    is taken. It is only a unit, so a part of many images and a few digits suffice.
+    Without a maximum, if every label has the best score, the coldest T is taken. It is only a unit, so a part of many
+    images and a few digits suffice.
     """
     every = max(1, scores_NL.numel() // _FOR_TEMPERATURE)
     scores_NL, target_N = scores_NL[::every], target_N[::every]
@@ -342,7 +347,7 @@ def _temperature(scores_NL: Tensor, target_N: Tensor, class_counts_L: Tensor) ->
             excess += (weight_N[rows] * (expected_R - own_R)).sum().item()
         # The expected score falls as T grows.
         low, high = (middle, high) if excess > 0 else (low, middle)
-    return unit * math.exp(high)
+    return unit * math.exp(high) if high < math.log(_HOTTEST) else 0.0
 
 
 def _chunks(scores_NL: Tensor) -> Iterator[slice]:
