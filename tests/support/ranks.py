@@ -25,7 +25,8 @@ def train_on_ranks(
     with socket.socket() as here:
         here.bind(("127.0.0.1", 0))
         port = here.getsockname()[1]
-    settings = (count, port, config, folder, resume, stop_after)
+    # The server has the environment of the moment it was started.
+    settings = (dict(os.environ), count, port, config, folder, resume, stop_after)
     processes = [context.Process(target=_train, args=(rank, *settings)) for rank in range(count)]
     for process in processes:
         process.start()
@@ -37,9 +38,17 @@ def train_on_ranks(
 
 
 def _train(
-    rank: int, count: int, port: int, config: RunConfig, folder: Path, resume: bool, stop_after: int | None
+    rank: int,
+    environment: dict[str, str],
+    count: int,
+    port: int,
+    config: RunConfig,
+    folder: Path,
+    resume: bool,
+    stop_after: int | None,
 ) -> None:
     torch.set_num_threads(1)
+    os.environ |= environment
     # As torchrun sets them.
     numbers = {"RANK": rank, "LOCAL_RANK": rank, "GROUP_RANK": 0, "WORLD_SIZE": count, "LOCAL_WORLD_SIZE": count}
     os.environ |= {name: str(number) for name, number in (numbers | {"MASTER_PORT": port}).items()}
