@@ -62,7 +62,6 @@ MODULE_OF_K: dict[str, Callable[..., torch.nn.Module]] = {
     "CalibratedTopKHinge": sl.CalibratedTopKHinge,
     "SmoothTopKHinge": sl.SmoothTopKHinge,
     "TopKCrossEntropy": sl.TopKCrossEntropy,
-    "TopKCrossEntropyOfSeveral": lambda k: sl.TopKCrossEntropy((1, k)),
     "NoisedTopKHinge": sl.NoisedTopKHinge,
     "ImbalancedNoisedTopKHinge": partial(sl.ImbalancedNoisedTopKHinge, COUNTS),
 }
@@ -95,7 +94,8 @@ def test_k_must_be_an_integer(call: Callable[..., object], value: object) -> Non
         call(value)
 
 
-SEVERAL_K = {name: call for name, call in (LOSS_OF_K | MODULE_OF_K).items() if "noised" in name.lower()}
+NOISED = {name: call for name, call in (LOSS_OF_K | MODULE_OF_K).items() if "noised" in name.lower()}
+SEVERAL_K = NOISED | {"topk_cross_entropy": LOSS_OF_K["topk_cross_entropy"], "TopKCrossEntropy": sl.TopKCrossEntropy}
 
 
 @pytest.mark.parametrize("call", SEVERAL_K.values(), ids=SEVERAL_K)
@@ -131,7 +131,7 @@ def test_the_margin_is_a_finite_number_that_is_not_negative(build: Callable[...,
         build(*inputs, 2, margin=value)
 
 
-@pytest.mark.parametrize("call", SEVERAL_K.values(), ids=SEVERAL_K)
+@pytest.mark.parametrize("call", NOISED.values(), ids=NOISED)
 @rejected_values(1, None, "yes")
 def test_relative_is_true_or_false(call: Callable[..., object], value: object) -> None:
     with rejects("relative", "True or False", repr(value)):
@@ -143,12 +143,6 @@ def test_relative_is_true_or_false(call: Callable[..., object], value: object) -
 def test_a_module_rejects_k_below_1_in_its_constructor(module: Callable[..., torch.nn.Module], value: int) -> None:
     with rejects("k", "at least 1", value):
         module(value)
-
-
-@pytest.mark.parametrize("call", [partial(F.topk_cross_entropy, SCORES, TARGET), sl.TopKCrossEntropy])
-def test_several_k_are_at_least_one(call: Callable[..., object]) -> None:
-    with rejects("k", "a tuple of several", "()"):
-        call(())
 
 
 # Numbers

@@ -183,7 +183,7 @@ def _random_loss(chance: Chance, name: str) -> Call:
     if "k" in loss.settings:
         arguments["k"] = int(chance.integers(1, num_classes + loss.most_k + 1))
         if name == "topk_cross_entropy" and chance.random() < 0.3:
-            arguments["k"] = (arguments["k"], int(chance.integers(1, num_classes)))
+            arguments["k"] = tuple({arguments["k"], int(chance.integers(1, num_classes))})
     if "class_counts" in loss.settings:
         arguments["class_counts"] = _counts(chance, num_classes)
     if "tau" in loss.settings:

@@ -59,7 +59,7 @@ def log_prior(class_counts: ClassCounts, leave_out: Sequence[int] = ()) -> tuple
 
     Example:
         >>> log_prior([1, 3, 0], leave_out=[2])[1].exp()
-        tensor([0.2500, 0.7500, 0.0000])
+        tensor([0.2500, 0.7500, 0.0000], dtype=torch.float64)
     """
     counts = checked_class_counts(class_counts, allow_zero=True)
     for label in leave_out:

@@ -34,7 +34,7 @@ def search_axes(
         >>> from shortlist.program import recipes
         >>> search_axes(recipes.build("plantnet_table5_ldam_k5"), search=["loss.scale=30,50"])
         {'loss.max_margin': (0.2, 0.3, 0.4, 0.5), 'loss.scale': (30.0, 50.0)}
-        >>> search_axes(recipes.build("plantnet_table5_noised_k5"))
+        >>> search_axes(recipes.build("plantnet_table5_noised_k5"), fixed=["loss.margin"])
         {'loss.epsilon': Range(low=0.01, high=10.0, log=True)}
     """
     loss = config.loss.name
