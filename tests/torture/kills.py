@@ -99,7 +99,9 @@ class Kills(Part):
     def _unreadable(self, folder: Path, place: Path) -> list[str]:
         """Evaluate and report the run as the kill left it."""
         began, weights = (folder / "config.json").exists(), list(folder.rglob("best.safetensors"))
-        evaluated = run_command("evaluate", folder, "--split", "val", seconds=_SECONDS, inside=place)
+        # Without the correction for class sizes: the metrics of the epochs are those of the plain scores.
+        plain = ("--split", "val", "--no-correction")
+        evaluated = run_command("evaluate", folder, *plain, seconds=_SECONDS, inside=place)
         reported = run_command("report", folder, "--out", place / "page.html", seconds=_SECONDS, inside=place)
         problems = []
         for command, ended, succeeds in (("evaluate", evaluated, bool(weights)), ("report", reported, began)):
