@@ -4,6 +4,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+_MAX_IN_TURN = 128  # events
+
 
 def count_probabilities(happens: Tensor, fails: Tensor, size: int) -> Tensor:
     """``P(N = 0), ..., P(N = size - 1)``, where N is the number of events that happen.
@@ -44,10 +46,31 @@ def counts_and_mean_without_each(happens: Tensor, fails: Tensor, weights: Tensor
     ``happens`` of an event is allowed: it multiplies all results that include the event.
     """
     size = weights.shape[-1]
+    weights = weights.expand(*fails.shape[:-1], size)
+    # One event after another is faster on a CPU. But it keeps a law for each event, and makes long graphs.
+    is_short = fails.shape[-1] <= _MAX_IN_TURN and size <= _MAX_IN_TURN // 4
+    if is_short and not fails.is_cuda and not torch.compiler.is_compiling():
+        return _in_turn(happens, fails, weights)
     tree = _product_tree(happens, fails, size)
     root = tree[-1][..., 0]
-    counts = F.pad(root, (0, size - root.shape[-1]))
-    return counts, _derivatives(tree, weights.expand_as(counts))[..., 0, :]
+    return F.pad(root, (0, size - root.shape[-1])), _derivatives(tree, weights)[..., 0, :]
+
+
+def _in_turn(happens: Tensor, fails: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+    """``counts_and_mean_without_each``, from the first event to the last and back. Without gradient."""
+    happens, fails = happens.movedim(-1, 0).contiguous(), fails.movedim(-1, 0).contiguous()
+    derivatives = weights.movedim(-1, 0)
+    law, before = torch.cat([torch.ones_like(fails[:1]), torch.zeros_like(derivatives[1:])]), []
+    for p, q in zip(happens, fails, strict=True):
+        before.append(law)
+        law = law * q
+        law[1:] += before[-1][:-1] * p
+    without = []
+    for p, q, earlier in zip(happens.flip(0), fails.flip(0), reversed(before), strict=True):
+        without.append((earlier * derivatives).sum(0))
+        later, derivatives = derivatives, derivatives * q
+        derivatives[:-1] += later[1:] * p
+    return law.movedim(0, -1), torch.stack(without[::-1], -1)
 
 
 def _derivatives(tree: list[Tensor], weights: Tensor) -> Tensor:
