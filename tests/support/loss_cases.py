@@ -129,13 +129,9 @@ LOSSES = [
     ),
     LossCase(
         "prior_adjusted",
-        lambda s, y, **kw: sl.PriorAdjusted(sl.SmoothTopKHinge(K, tau=0.5, **kw), _counts_of(s), tau=0.7)(s, y),
-        lambda num_classes, **kw: sl.PriorAdjusted(
-            sl.SmoothTopKHinge(K, tau=0.5, **kw), class_counts(num_classes), tau=0.7
-        ),
-        lambda row, label, _: literal.smooth_topk_hinge(
-            row + 0.7 * literal.log_prior(class_counts(len(row))), label, K, tau=0.5
-        ),
+        lambda s, y, **kw: sl.PriorAdjusted(sl.FocalLoss(gamma=1.5, **kw), _counts_of(s), tau=0.7)(s, y),
+        lambda num_classes, **kw: sl.PriorAdjusted(sl.FocalLoss(gamma=1.5, **kw), class_counts(num_classes), tau=0.7),
+        lambda row, label, _: literal.focal(row + 0.7 * literal.log_prior(class_counts(len(row))), label, gamma=1.5),
         has_margins=True,
     ),
     LossCase(
