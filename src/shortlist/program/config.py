@@ -38,6 +38,8 @@ class DataConfig:
     """Subsample the training images until the largest class has this many times the images of the smallest."""
     imbalance_kind: Literal["exponential", "step"] = "exponential"
     """How class sizes fall: exponentially, or in one step between a large and a small half."""
+    thin_validation: bool = False
+    """Subsample the validation images like the training images: rare classes then have few, as in data from outside."""
     label_noise: float = 0.0
     """Probability that a training label is redrawn from its group, which includes the true label."""
     noise_groups: Literal["superclass", "consecutive"] = "superclass"
@@ -273,6 +275,7 @@ class RunConfig:
 _HOW_AND_WHERE = ("data.root", "data.workers", "data.on_bad_image", "train.device", "train.eval_batch_size")
 
 NEUTRAL: dict[str, Any] = {
+    "data.thin_validation": False,
     "data.randaugment": 0,
     "data.mixup": 0.0,
     "data.cutmix": 0.0,

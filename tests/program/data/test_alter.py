@@ -84,7 +84,7 @@ def test_subset_is_random_but_repeatable() -> None:
 
 
 def test_nothing_to_thin_is_an_error() -> None:
-    with pytest.raises(ShortlistError, match="needs training images"):
+    with pytest.raises(ShortlistError, match="needs images"):
         long_tailed_subset(torch.tensor([], dtype=torch.int64), 3, imbalance=2, kind="step", generator=generator())
 
 

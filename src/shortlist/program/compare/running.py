@@ -122,24 +122,29 @@ class _Rounds:
         return list(self._entries.values())
 
     def run(self) -> None:
-        for number, seed in enumerate(self._seeds, 1):
-            self._run_seed(seed)
-            if FEWEST_SEEDS <= number < len(self._seeds):
-                self._drop_hopeless()
+        first, later = self._seeds[:FEWEST_SEEDS], self._seeds[FEWEST_SEEDS:]
+        self._run_seeds(first)
+        for seed in later:
+            self._drop_hopeless()
+            self._run_seeds([seed])
 
-    def _run_seed(self, seed: int) -> None:
-        waiting = [name for name, entry in self._entries.items() if entry.is_complete]
-        told: set[str] = set()
+    def _run_seeds(self, seeds: Sequence[int]) -> None:
+        """Train every candidate that is still compared; wait for runs that other processes are training."""
+        living = [name for name, entry in self._entries.items() if entry.is_complete]
+        waiting = [(seed, name) for seed in seeds for name in living]
+        told: set[tuple[int, str]] = set()
         while waiting:
             busy = []
-            for name in waiting:
+            for seed, name in waiting:
+                if not self._entries[name].is_complete:
+                    continue
                 try:
                     self._add(name, self._trained(name, seed))
                 except InUseError:
-                    busy.append(name)
-                    if name not in told:
+                    busy.append((seed, name))
+                    if (seed, name) not in told:
                         self._say(f"{name}, seed {seed}: another process is training it")
-                    told.add(name)
+                    told.add((seed, name))
                 except DivergedError as error:
                     self._say(f"{name}, seed {seed}: {error}")
                     self._entries[name] = replace(self._entries[name], failure=f"seed {seed}: {error}")
@@ -167,7 +172,9 @@ class _Rounds:
         self._first = self._first or run
         refuse_mixed_data(run, self._first)
         entry, outcome = self._entries[name], read_outcome(run)
-        self._entries[name] = replace(entry, outcomes=(*entry.outcomes, outcome))
+        # In the order of the seeds: other processes may finish them in any order.
+        outcomes = sorted((*entry.outcomes, outcome), key=lambda known: self._seeds.index(known.seed))
+        self._entries[name] = replace(entry, outcomes=tuple(outcomes))
         self._say(f"{name}, seed {outcome.seed}: {run.config.select_metric} {100 * outcome.val:.2f}% on validation")
 
     def _drop_hopeless(self) -> None:

@@ -96,14 +96,29 @@ def thin_classes(train: SomeSamples, num_classes: int, config: DataConfig) -> tu
     """The training samples that ``config.imbalance`` keeps."""
     if config.imbalance == 1:
         return train, None
+    kept = _thinned(train, num_classes, config, "imbalance")
+    return kept, Thinning(kept=len(kept.labels), of=len(train.labels))
+
+
+def thin_validation(val: SomeSamples, num_classes: int, config: DataConfig) -> SomeSamples:
+    """The validation samples: all, or with ``config.thin_validation`` a subset as long-tailed as the training samples.
+
+    Every class that has one keeps one.
+    """
+    if config.imbalance == 1 or not config.thin_validation:
+        return val
+    return _thinned(val, num_classes, config, "thin validation")
+
+
+def _thinned(samples: SomeSamples, num_classes: int, config: DataConfig, purpose: str) -> SomeSamples:
     kept = long_tailed_subset(
-        train.labels,
+        samples.labels,
         num_classes,
         imbalance=config.imbalance,
         kind=config.imbalance_kind,
-        generator=generator_for(config, "imbalance"),
+        generator=generator_for(config, purpose),
     )
-    return train.subset(kept), Thinning(kept=len(kept), of=len(train.labels))
+    return samples.subset(kept)
 
 
 def size_profile(num_classes: int, imbalance: float, kind: str) -> Tensor:
@@ -144,7 +159,7 @@ def long_tailed_subset(
     """
     available = torch.bincount(labels, minlength=num_classes)
     if not len(labels):
-        raise ShortlistError("data.imbalance needs training images, got none")
+        raise ShortlistError("data.imbalance needs images, got none")
     wanted = sizes_from_profile(size_profile(num_classes, imbalance, kind), float(available.max()))
     grouped, place_in_class = shuffled_within_classes(labels, generator)
     kept: Tensor = grouped[place_in_class < wanted[labels[grouped]]].sort().values

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from shortlist.errors import ShortlistError
 from shortlist.program.config import DataConfig
-from shortlist.program.data.alter import add_label_noise, hold_out_missing, thin_classes
+from shortlist.program.data.alter import add_label_noise, hold_out_missing, thin_classes, thin_validation
 from shortlist.program.data.base import DataFacts, Fingerprint, Preprocess, Problem, Split
 from shortlist.program.data.image_io import (
     SUFFIXES,
@@ -333,8 +333,9 @@ def file_problem(
     folders whose sub-folders were taken for classes.
     """
     splits, held_out = hold_out_missing(given, classes, config)
-    val, test = splits["val"], splits["test"]
+    test = splits["test"]
     train, thinning = thin_classes(splits["train"], len(classes), config)
+    val = thin_validation(splits["val"], len(classes), config)
     train_labels, noise = add_label_noise(train.labels, len(classes), config)
     preprocess = file_preprocess(config.image_size, config.fit)
     transform = _training_transform(config, preprocess, random_crop)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from shortlist.errors import ShortlistError
 from shortlist.program.config import DataConfig
-from shortlist.program.data.alter import add_label_noise, hold_out_missing, thin_classes
+from shortlist.program.data.alter import add_label_noise, hold_out_missing, thin_classes, thin_validation
 from shortlist.program.data.augment import Augmentation
 from shortlist.program.data.base import DataFacts, Fingerprint, Preprocess, Problem, Split
 from shortlist.program.seeds import uniform_for
@@ -106,8 +106,9 @@ def tensor_problem(
 ) -> Problem:
     """A problem from the rows of ``train`` and, where the data has them, ``val`` and ``test``."""
     splits, held_out = hold_out_missing(given, classes, config)
-    whole, val, test = splits["train"], splits["val"], splits["test"]
+    whole, test = splits["train"], splits["test"]
     train, thinning = thin_classes(whole, len(classes), config)
+    val = thin_validation(splits["val"], len(classes), config)
     labels, noise = add_label_noise(train.labels, len(classes), config, superclasses)
     # Embeddings of the same images by several networks are comparable, so their labels alone identify the test rows.
     tested_on = (test.labels,) if preprocess is None else (test.inputs, test.labels)

@@ -15,8 +15,8 @@ EPOCH_SECONDS = "epoch_seconds"
 
 _SMOKE_EPOCHS = 2
 # Fast on a GPU; the loss, the metrics and the last layer stay in float32.
-_FAST: Changes = {"train.precision": "bf16-mixed", "train.channels_last": True, "train.compile": True}
-_TINY: Changes = {
+FAST: Changes = {"train.precision": "bf16-mixed", "train.channels_last": True, "train.compile": True}
+TINY: Changes = {
     "data.name": "embeddings",
     "data.noise_groups": "consecutive",  # embeddings have no superclasses
     "model.name": "none",
@@ -110,6 +110,6 @@ class Experiment:
                 tiny_data,
             )  # imported here, because listing the tables must not wait for torch
 
-            tiny = {**_TINY, "data.root": str(tiny_data.path(runs_root))}
+            tiny = {**TINY, "data.root": str(tiny_data.path(runs_root))}
             return changed(recipe, {"train.epochs": epochs, **cell.changes, **tiny})
-        return changed(recipe, {"train.epochs": epochs, **_FAST, **self.settings, **cell.changes})
+        return changed(recipe, {"train.epochs": epochs, **FAST, **self.settings, **cell.changes})

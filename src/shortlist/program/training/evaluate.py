@@ -61,13 +61,19 @@ class Evaluation:
         return f"correct only by a tie with the K-th best score: {tied} of the images" if tied else ""
 
     def per_class_csv(self, problem: Problem) -> str:
-        """A line for each class: its name, its images in training and here, its accuracy at each K."""
+        """A line for each class: its name, its images in training and here, its accuracy at each K.
+
+        With a correction, the accuracies of the corrected scores follow.
+        """
+        accuracies = {f"top{k}": values for k, values in self.per_class.items()}
+        if self.corrected is not None:
+            accuracies |= {f"corrected_top{k}": values for k, values in self.corrected.per_class.items()}
         text = io.StringIO()
         writer = csv.writer(text, lineterminator="\n")
-        writer.writerow(["class", "name", "train_images", "images", *(f"top{k}" for k in self.per_class)])
+        writer.writerow(["class", "name", "train_images", "images", *accuracies])
         columns = zip(problem.classes, problem.class_counts.tolist(), self.seen.tolist(), strict=True)
         for index, (name, in_training, here) in enumerate(columns):
-            accuracy = [f"{values[index].item():.6f}" if here else "" for values in self.per_class.values()]
+            accuracy = [f"{values[index].item():.6f}" if here else "" for values in accuracies.values()]
             as_text = name.encode(errors="backslashreplace").decode()  # folder names may not be valid UTF-8
             writer.writerow([index, spreadsheet_cell(as_text), in_training, here, *accuracy])
         return text.getvalue()
