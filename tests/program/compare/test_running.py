@@ -237,6 +237,14 @@ def test_a_hopeless_loss_gets_no_more_seeds_and_is_told(place: Path) -> None:
     assert (again, trainings.begun) == (found, [])
 
 
+def test_cross_entropy_gets_every_seed_however_far_behind_it_is(place: Path) -> None:
+    useless = replace(USELESS, name="cross_entropy")
+    better = Candidate(name="better", loss="cross_entropy", label="Better", what="", changes={"optim.lr": 0.05})
+    found = run_comparison(candidates=[useless, better], trials=0, seeds=(0, 1, 2, 3))
+    assert [entry.candidate.name for entry in found.entries] == ["better", "cross_entropy"]
+    assert [len(entry.outcomes) for entry in found.entries] == [4, 4]
+
+
 def test_a_loss_that_diverges_does_not_stop_the_others(place: Path) -> None:
     found = run_comparison(candidates=[WILD, *find_candidates(["cross_entropy"])], trials=0, seeds=(0,))
     best, failed = found.entries

@@ -1,6 +1,7 @@
 """Long-tailed subsets, held-out splits and label noise."""
 
 from dataclasses import replace
+from typing import Literal
 
 import pytest
 import torch
@@ -20,9 +21,10 @@ from shortlist.program.data.alter import (
     size_profile,
     sizes_from_profile,
     thin_classes,
+    thin_validation,
 )
 from shortlist.program.data.base import LabelNoise, Thinning
-from shortlist.program.data.in_memory import Rows
+from shortlist.program.data.in_memory import Rows, tensor_problem
 
 
 def generator(seed: int = 0) -> torch.Generator:
@@ -204,3 +206,29 @@ def test_thinning_is_the_same_with_and_without_noise() -> None:
     assert torch.equal(kept.labels, labels[kept.inputs])
     assert thinning == Thinning(kept=len(kept.labels), of=500)
     assert thin_classes(rows, 10, DataConfig()) == (rows, None)
+
+
+@pytest.mark.parametrize("kind", ["exponential", "step"])
+def test_thinned_validation_images_fall_like_the_training_images(kind: Literal["exponential", "step"]) -> None:
+    labels = torch.arange(10).repeat_interleave(50)
+    rows = Rows(torch.arange(500.0).unsqueeze(1), labels)
+    config = DataConfig(imbalance=50, imbalance_kind=kind, thin_validation=True)
+    kept = torch.bincount(thin_validation(rows, 10, config).labels)
+    assert torch.equal(kept, torch.bincount(thin_classes(rows, 10, config)[0].labels)), "the same sizes"
+    assert kept.min() == 1
+    assert thin_validation(rows, 10, replace(config, thin_validation=False)) is rows
+    assert thin_validation(rows, 10, replace(config, imbalance=1)) is rows
+
+
+def test_thinning_validation_images_leaves_training_images_alone() -> None:
+    rows = {
+        split: Rows(torch.randn(200, 3), torch.arange(10).repeat_interleave(20)) for split in ("train", "val", "test")
+    }
+    classes = [str(label) for label in range(10)]
+    config = DataConfig(imbalance=10)
+    plain = tensor_problem(config, classes, rows)
+    thinned = tensor_problem(replace(config, thin_validation=True), classes, rows)
+    assert torch.equal(plain.train.labels, thinned.train.labels)
+    assert torch.equal(plain.test.labels, thinned.test.labels)
+    assert len(plain.val) == 200
+    assert torch.equal(torch.bincount(thinned.val.labels), torch.bincount(thinned.train.labels))

@@ -1,11 +1,9 @@
 """Our results beside the paper's numbers."""
 
 import pytest
-import torch
-from scipy import stats
 
 from shortlist.program.reproduce.registry import EXPERIMENTS
-from shortlist.program.reproduce.tables import comparison, interval_half_width, latest_setups, published
+from shortlist.program.reproduce.tables import comparison, latest_setups, published
 from tests.support.reproducing import made_up
 
 
@@ -15,13 +13,6 @@ def test_configurations_of_a_cell_are_not_mixed() -> None:
     elsewhere = made_up(3.0, epochs=300)
     assert latest_setups([*old, new, elsewhere]) == [new, elsewhere]
     assert latest_setups([new, *old, elsewhere]) == [new, elsewhere]  # in any order of the file
-
-
-@pytest.mark.parametrize("count", [2, 3, 4, 10, 11, 30])
-def test_intervals_are_those_of_student(count: int) -> None:
-    values = torch.randn(count, dtype=torch.float64).tolist()
-    low, high = stats.t.interval(0.95, count - 1, loc=0, scale=stats.sem(values))
-    assert interval_half_width(values) == pytest.approx((high - low) / 2, rel=1e-3)
 
 
 def test_numbers_of_tiny_data_stand_in_no_table_beside_real_ones() -> None:

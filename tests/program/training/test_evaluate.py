@@ -16,6 +16,7 @@ from shortlist.program.losses import CrossEntropyConfig
 from shortlist.program.runs.folder import RunFolder
 from shortlist.program.training.evaluate import evaluate, evaluate_run
 from shortlist.program.training.loop import train
+from shortlist.sets import PriorCorrection
 from tests.support.small_runs import small_config, write_embeddings
 
 
@@ -49,6 +50,20 @@ def test_a_class_without_images_here_has_no_accuracy_whatever_it_was_trained_on(
     rows = list(csv.DictReader(result.per_class_csv(problem).splitlines()))
     assert [(row["train_images"], row["images"]) for row in rows] == [("1", "1"), ("2", "0"), ("0", "2")]
     assert [row["top1"] for row in rows] == ["1.000000", "", "0.500000"]
+
+
+def test_classes_are_listed_with_plain_and_with_corrected_accuracy() -> None:
+    split = TensorSplit(torch.tensor([[1.0, 0.0], [1.0, 0.9]]), torch.tensor([0, 1]))
+    train = TensorSplit(torch.zeros(10, 2), torch.tensor([0] * 9 + [1]))
+    problem = Problem(("common", "rare"), train, split, split, (2,))
+    correction = PriorCorrection(problem.class_counts)
+    correction.tau.fill_(0.1)
+    result = evaluate(
+        nn.Identity(), problem, split, (1,), device=torch.device("cpu"), batch_size=2, correction=correction
+    )
+    rows = list(csv.DictReader(result.per_class_csv(problem).splitlines()))
+    assert [row["top1"] for row in rows] == ["1.000000", "0.000000"]
+    assert [row["corrected_top1"] for row in rows] == ["1.000000", "1.000000"]
 
 
 def test_a_run_is_evaluated_at_the_ks_that_it_was_tested_at(run: RunFolder) -> None:

@@ -15,6 +15,7 @@ from shortlist.program.reproduce import Scale
 from shortlist.program.text import did_you_mean
 
 if TYPE_CHECKING:
+    from shortlist.program.reproduce.comparisons import Comparison
     from shortlist.program.reproduce.experiment import Experiment
 
 
@@ -55,18 +56,18 @@ class ReproduceArguments:
     """Tables and figures; shortlist reproduce lists them."""
     scale: Scale = "short"
     """smoke: tiny data, in seconds. short: the real data, for fewer epochs. paper: the length of the paper."""
-    seeds: tuple[int, ...] = (0,)
-    """Run each cell once for each of these seeds."""
+    seeds: tuple[int, ...] = ()
+    """Run each cell once for each of these seeds (default: 0; for comparisons: 0 1 2 3 4)."""
     only: tuple[str, ...] = ()
-    """Run only the cells that match a pattern: a row, a column, or both, such as '0.4' 'nois*' '0.4/noised'."""
+    """Run only what matches a pattern: a row, a column, or both, such as '0.4' 'nois*' '0.4/noised'; or a loss."""
     runs_root: Path = Path("runs")
-    """Folder of all runs; those that have finished are not repeated."""
+    """Folder of all runs; those that have finished are not repeated. Comparisons always use runs."""
     results: Path = Path("results")
-    """Folder of the CSV files."""
+    """Folder of the files of results."""
     docs: Path = Path("docs")
-    """Folder of reproduction.md; figures go to reproduction/ in it (for the scale smoke: to smoke/ in the results)."""
+    """Folder of the documents; figures go to reproduction/ in it (for the scale smoke: to smoke/ in the results)."""
     document: bool = False
-    """Run nothing; rebuild the tables of reproduction.md from the CSV files."""
+    """Run nothing; rebuild the tables of reproduction.md and rare-classes.md from the files of results."""
 
 
 def reproduce(arguments: list[str]) -> None:
@@ -83,22 +84,30 @@ def reproduce(arguments: list[str]) -> None:
 
     if parsed.document:
         if parsed.names:
-            raise ShortlistError("--document rebuilds all tables of reproduction.md and takes no names")
+            raise ShortlistError("--document rebuilds all tables of both documents and takes no names")
         from shortlist.program.reproduce.document import write_reproduction
+        from shortlist.program.reproduce.rare_classes import write_rare_classes
 
         show(write_reproduction(parsed.results, parsed.docs))
+        show(write_rare_classes(parsed.results, parsed.docs))
         return
 
+    from shortlist.program.reproduce.comparisons import COMPARISONS
     from shortlist.program.reproduce.figures import FIGURES
     from shortlist.program.reproduce.registry import EXPERIMENTS
 
-    known = [*EXPERIMENTS, *FIGURES]
+    known = [*EXPERIMENTS, *COMPARISONS, *FIGURES]
     if not parsed.names:
         raise ShortlistError(f"name a table or figure: {', '.join(known)}")
     for name in parsed.names:
         if name not in known:
             hint = did_you_mean(name, known) or f": the tables and figures are {', '.join(known)}"
             raise ShortlistError(f"there is no table or figure {name!r}{hint}")
+    for name in parsed.names:
+        if name in COMPARISONS:
+            _reproduce_comparison(COMPARISONS[name], parsed)
+    if all(name in COMPARISONS for name in parsed.names):
+        return
     _check_patterns(parsed.only, [EXPERIMENTS[name] for name in parsed.names if name in EXPERIMENTS])
 
     from shortlist.program.reproduce.document import figures_folder
@@ -109,6 +118,8 @@ def reproduce(arguments: list[str]) -> None:
     failures: list[str] = []
     pictures = parsed.results / "smoke" if parsed.scale == "smoke" else figures_folder(parsed.docs)
     for name in parsed.names:
+        if name in COMPARISONS:
+            continue
         if name in FIGURES:
             for path in FIGURES[name](pictures, parsed.scale):
                 show(path)
@@ -119,7 +130,7 @@ def reproduce(arguments: list[str]) -> None:
         found, failed = reproduce(
             EXPERIMENTS[name],
             scale=parsed.scale,
-            seeds=parsed.seeds,
+            seeds=parsed.seeds or (0,),
             only=parsed.only,
             runs_root=parsed.runs_root,
             results=parsed.results,
@@ -137,6 +148,23 @@ def reproduce(arguments: list[str]) -> None:
         raise ShortlistError(failures[-1])
 
 
+def _reproduce_comparison(comparison: "Comparison", parsed: ReproduceArguments) -> None:
+    from shortlist.program.compare.results import notes, table, verdict
+    from shortlist.program.reproduce.comparison_results import run_comparison
+    from shortlist.program.reproduce.comparisons import SEEDS
+
+    if parsed.runs_root != Path("runs"):
+        raise ShortlistError(f"{comparison.name} keeps its runs in runs: leave out --runs-root")
+    seeds = parsed.seeds or SEEDS
+    standings = run_comparison(
+        comparison, scale=parsed.scale, seeds=seeds, only=parsed.only, results=parsed.results, say=say
+    )
+    print(comparison.title)
+    print_table(table(standings))
+    for text in (*notes(standings), *verdict(standings)):
+        show(text)
+
+
 def _check_patterns(patterns: Sequence[str], experiments: "Sequence[Experiment]") -> None:
     """Raise an error for a pattern that matches no cell of any experiment."""
     for pattern in patterns:
@@ -149,11 +177,13 @@ def _check_patterns(patterns: Sequence[str], experiments: "Sequence[Experiment]"
 
 
 def _list_experiments() -> None:
+    from shortlist.program.reproduce.comparisons import COMPARISONS
     from shortlist.program.reproduce.figures import FIGURES
     from shortlist.program.reproduce.registry import EXPERIMENTS
 
     print(f"{reproduce.__doc__}\n\nTables and figures (shortlist reproduce --help shows the options):\n")
     titles = {name: experiment.title for name, experiment in EXPERIMENTS.items()}
+    titles |= {name: f"Losses compared: {comparison.title}" for name, comparison in COMPARISONS.items()}
     titles |= {name: f"{name.replace('-', ' ').capitalize()}, a figure without training" for name in FIGURES}
     width = max(map(len, titles))
     for name, title in titles.items():

@@ -7,7 +7,7 @@ processes share the work, and a call after the last run rebuilds the result with
 import hashlib
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,6 +15,7 @@ from shortlist.errors import ShortlistError
 from shortlist.program.compare.candidates import Candidate
 from shortlist.program.compare.search import FOLDER, Budget, Chosen, search_all
 from shortlist.program.compare.standings import (
+    BASELINE,
     FEWEST_SEEDS,
     Entry,
     Standings,
@@ -39,6 +40,7 @@ def compare(
     budget: Budget,
     *,
     seeds: Sequence[int],
+    keep: Collection[str] = (BASELINE,),
     out: Path | None = None,
     say: Callable[[str], None] = lambda message: None,
     quiet: bool = False,
@@ -55,6 +57,7 @@ def compare(
         candidates: What is compared.
         budget: Of the search for each candidate.
         seeds: Of the comparison. The first seed of all candidates comes before the second of any.
+        keep: Names of candidates that are trained with every seed, however far they are behind.
         out: Folder for the lists of trials; by default that of ``default_out``.
         say: Called with messages.
         quiet: Do not show the progress of training.
@@ -83,7 +86,7 @@ def compare(
     out = out or default_out(base, candidates, budget)
     try:
         chosen = search_all(base, candidates, budget, seeds=seeds, out=out, say=say, pause=pause, callbacks=callbacks)
-        rounds = _Rounds(chosen, seeds, say, quiet, pause, callbacks)
+        rounds = _Rounds(chosen, seeds, keep, say, quiet, pause, callbacks)
         rounds.run()
     except KeyboardInterrupt:
         raise Interrupted("stopped; the same command goes on from here") from None
@@ -106,11 +109,13 @@ class _Rounds:
         self,
         chosen: Sequence[Chosen],
         seeds: Sequence[int],
+        keep: Collection[str],
         say: Callable[[str], None],
         quiet: bool,
         pause: Callable[[], None],
         callbacks: Sequence[Callback],
     ) -> None:
+        self._keep = keep
         self._seeds, self._say, self._quiet, self._pause, self._callbacks = seeds, say, quiet, pause, callbacks
         self._entries = {
             found.candidate.name: Entry(found, failure="" if found.config else "no trial finished") for found in chosen
@@ -180,6 +185,8 @@ class _Rounds:
     def _drop_hopeless(self) -> None:
         living = {name: entry for name, entry in self._entries.items() if entry.is_complete}
         for name in hopeless({name: entry.values(validation) for name, entry in living.items()}):
+            if name in self._keep:
+                continue
             self._entries[name] = replace(self._entries[name], is_dropped=True)
             seeds = counted(len(living[name].outcomes), "seed")
             self._say(f"{name}: dropped after {seeds}, clearly behind the leader on the validation images")

@@ -13,6 +13,8 @@ from shortlist.program.config import RunConfig
 from shortlist.program.runs.folder import RunFolder
 from shortlist.program.runs.records import read_classes, read_correction, read_facts, read_result
 
+BASELINE = "cross_entropy"
+"""Every candidate is compared with it."""
 FEWEST_SEEDS = 3
 """A candidate is dropped after this many seeds at the earliest."""
 
@@ -135,7 +137,7 @@ class Standings:
     @property
     def baseline(self) -> Entry | None:
         """Cross-entropy."""
-        return next((entry for entry in self.entries if entry.candidate.name == "cross_entropy"), None)
+        return next((entry for entry in self.entries if entry.candidate.name == BASELINE), None)
 
     @property
     def undecided(self) -> list[Entry]:

@@ -14,6 +14,8 @@ from shortlist.program.reproduce import Scale, tiny_data
 from shortlist.program.reproduce.experiment import FAST, TINY
 
 SEEDS = (0, 1, 2, 3, 4)
+BASELINES = ("cross_entropy", "balanced_softmax", "ldam")
+"""What a new default must beat: trained with every seed."""
 _KS = (1, 2, 3, 4, 5, 7, 10)
 _MARGINS = {"loss.max_margin": Range(0.05, 0.5), "loss.scale": Range(15.0, 60.0, log=True)}
 _IMBALANCED = {**_MARGINS, "loss.epsilon": Range(0.01, 0.3, log=True)}
@@ -175,32 +177,38 @@ _LISTED = (
 CONTENDERS = {candidate.name: candidate for candidate in _LISTED}
 """Every loss of the study."""
 
+# Chosen on the validation images: between 2e-4 and 2e-3, cross-entropy, balanced softmax and mixtures did best
+# here. The usual 2e-4 costs each of them two to three points.
+_LONG_TAIL: Changes = {"optim.weight_decay": 8e-4}
+
 _ALL = (
     Comparison(
         name="rare-feathers-frozen",
         title="Feathers, the last layer alone on frozen features",
         recipe="feathers_frozen",
         candidates=tuple(CONTENDERS),
-        trials=12,
         search=("optim.weight_decay=1e-3,1",),
     ),
     Comparison(
         name="rare-cifar100-lt",
         title="CIFAR-100-LT, imbalance 100, 50 validation images of each class",
         recipe="cifar100_lt_cross_entropy_k5",
+        changes=_LONG_TAIL,
         candidates=tuple(CONTENDERS),
-        search=("optim.weight_decay=2e-4,2e-3",),
+        search=("optim.weight_decay=5e-4,1.5e-3",),
         fixed=("optim.lr",),
+        trials=6,
         search_epochs=60,
     ),
     Comparison(
         name="rare-cifar100-lt-thinned",
         title="CIFAR-100-LT, imbalance 100, validation images thinned like the training images",
         recipe="cifar100_lt_cross_entropy_k5",
-        changes={"data.thin_validation": True},
+        changes={**_LONG_TAIL, "data.thin_validation": True},
         candidates=tuple(CONTENDERS),
-        search=("optim.weight_decay=2e-4,2e-3",),
+        search=("optim.weight_decay=5e-4,1.5e-3",),
         fixed=("optim.lr",),
+        trials=6,
         search_epochs=60,
     ),
 )

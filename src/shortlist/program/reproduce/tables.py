@@ -1,8 +1,6 @@
 """Tables of our results beside the paper's numbers, for a terminal and for the document."""
 
 import csv
-import math
-import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -11,6 +9,7 @@ from pathlib import Path
 from rich.table import Table
 
 from shortlist.program import recipes
+from shortlist.program.compare.intervals import interval
 from shortlist.program.report.summary import ABSENT, PLUS_MINUS
 from shortlist.program.reproduce.experiment import Experiment
 from shortlist.program.reproduce.registry import COLUMN_NAMES
@@ -46,11 +45,6 @@ def published() -> dict[tuple[str, str, str, str], Published]:
     return {(number.source, number.row, number.column, number.metric): number for number in numbers}
 
 
-# 97.5% quantiles of Student's t for 1 to 9 degrees of freedom.
-_QUANTILES = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
-_NORMAL_QUANTILE = 1.959964
-
-
 @dataclass(frozen=True)
 class Line:
     """A row of a table, from one source."""
@@ -60,29 +54,6 @@ class Line:
     seeds: str
     values: tuple[str, ...]
     """A value a column of the experiment; empty if not run."""
-
-
-def interval_half_width(values: Sequence[float]) -> float:
-    """Half the width of the 95% interval of the mean, by Student's t.
-
-    Example:
-        >>> round(interval_half_width([1.0, 2.0, 3.0]), 3)
-        2.484
-    """
-    degrees = len(values) - 1
-    return _t_quantile(degrees) * statistics.stdev(values) / math.sqrt(len(values))
-
-
-def _t_quantile(degrees: int) -> float:
-    if degrees <= len(_QUANTILES):
-        return _QUANTILES[degrees - 1]
-    z = _NORMAL_QUANTILE  # first terms of the expansion around the normal quantile
-    terms = (
-        (z**3 + z) / 4,
-        (5 * z**5 + 16 * z**3 + 3 * z) / 96,
-        (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384,
-    )
-    return z + sum(term / float(degrees) ** power for power, term in enumerate(terms, 1))
 
 
 def latest_setups(results: Sequence[Result]) -> list[Result]:
@@ -155,11 +126,11 @@ def _as_printed(number: Published) -> str:
 
 def _mean_and_interval(values: Sequence[float], experiment: Experiment, *, first: bool) -> str:
     """The main number has an interval; those in parentheses have none, as in the paper."""
-    if not values:
+    found = interval(values)
+    if found is None:
         return ""
-    mean = f"{statistics.fmean(values):.{experiment.decimals}f}"
-    with_interval = first and len(values) > 1
-    return mean + (f"{PLUS_MINUS}{interval_half_width(values):.{experiment.decimals}f}" if with_interval else "")
+    mean = f"{found.mean:.{experiment.decimals}f}"
+    return mean + (f"{PLUS_MINUS}{found.half:.{experiment.decimals}f}" if first and found.half is not None else "")
 
 
 def _beside(numbers: Sequence[str]) -> str:

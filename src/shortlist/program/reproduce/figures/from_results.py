@@ -1,19 +1,15 @@
 """The paper's figures that come from training, drawn from the results of their experiments."""
 
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from shortlist.program.reproduce.figures.style import ACCENT, QUIET, SERIES, headline, save
+from shortlist.program.reproduce.figures.style import ACCENT, QUIET, SERIES, finish, headline, save
 from shortlist.program.reproduce.registry import COLUMN_NAMES, EXPERIMENTS
 from shortlist.program.reproduce.results import Result
 from shortlist.program.reproduce.tables import latest_setups
-
-_LINE_HEIGHT = 0.06
-"""Of the name of a curve, as a share of the panel."""
 
 
 def draw(name: str, results: Sequence[Result], folder: Path) -> list[Path]:
@@ -65,7 +61,7 @@ def _paint_sparsity(results: Sequence[Result]) -> Figure:
             axes.axhline(mean, color=colour, linewidth=2, linestyle=(4 * turn, (4, 4)))
             ends[COLUMN_NAMES[column]] = (mean, colour)
     axes.set(xlabel="ε", ylim=(0, 106))
-    _finish(axes, ends)
+    finish(axes, ends)
     headline(
         figure,
         "How many scores a gradient moves",
@@ -90,26 +86,13 @@ def _paint_times(results: Sequence[Result]) -> Figure:
             slowest = max(slowest, *times.values())
     axes.set(xlabel="K", ylim=(0, 1.15 * slowest))
     axes.set_xticks(sorted({int(result.row) for result in results}))
-    _finish(axes, ends)
+    finish(axes, ends)
     headline(
         figure,
         "What the loss adds to an epoch",
         "Seconds an epoch, CIFAR-100, DenseNet 40-40: the median of all epochs but the first.",
     )
     return figure
-
-
-def _finish(axes: Axes, ends: Mapping[str, tuple[float, str]]) -> None:
-    """Add a light grid, and the name of each curve beside its end, without overlaps."""
-    axes.grid(axis="y")
-    axes.set_axisbelow(True)
-    axes.tick_params(length=0)
-    bottom, top = axes.get_ylim()
-    height = -1.0
-    for place, (name, (value, colour)) in enumerate(sorted(ends.items(), key=lambda end: end[1][0]), 1):
-        room_for_the_others = 1 - _LINE_HEIGHT * (len(ends) - place)
-        height = max(min((value - bottom) / (top - bottom), room_for_the_others), height + _LINE_HEIGHT)
-        axes.text(1.02, height, name, transform=axes.transAxes, color=colour, va="center", fontweight="bold")
 
 
 PAINTERS: dict[str, Callable[[Sequence[Result]], Figure]] = {

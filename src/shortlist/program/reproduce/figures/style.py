@@ -7,6 +7,7 @@ from pathlib import Path
 
 import matplotlib as mpl
 import torch
+from matplotlib.axes import Axes
 from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
 from torch import Tensor
@@ -22,6 +23,8 @@ SERIES = ("#5a9bdc", "#0b62c4", "#062f60")
 LOSS_COLOURS = LinearSegmentedColormap.from_list("loss", ["#e4f0fb", "#7fb2e5", "#0b62c4", "#04203f"])
 """From low to high loss. Lightness falls steadily, so the map also reads in grey; zero is white."""
 
+_LINE_HEIGHT = 0.06
+"""Of the name of a curve, as a share of the panel."""
 _LOOK = LOOK | {"font.size": 15, "axes.titlesize": 15}
 
 Columns = Mapping[str, Tensor]
@@ -47,6 +50,19 @@ def headline(figure: Figure, title: str, explanation: str) -> None:
     margin = 0.25
     figure.text(margin / width, 1 - 0.2 / height, title, fontsize=20, fontweight="bold", va="top")
     figure.text(margin / width, 1 - 0.64 / height, explanation, color=QUIET, va="top", linespacing=1.35)
+
+
+def finish(axes: Axes, ends: Mapping[str, tuple[float, str]]) -> None:
+    """Add a light grid, and the name of each curve beside its end, without overlaps."""
+    axes.grid(axis="y")
+    axes.set_axisbelow(True)
+    axes.tick_params(length=0)
+    bottom, top = axes.get_ylim()
+    height = -1.0
+    for place, (name, (value, colour)) in enumerate(sorted(ends.items(), key=lambda end: end[1][0]), 1):
+        room_for_the_others = 1 - _LINE_HEIGHT * (len(ends) - place)
+        height = max(min((value - bottom) / (top - bottom), room_for_the_others), height + _LINE_HEIGHT)
+        axes.text(1.02, height, name, transform=axes.transAxes, color=colour, va="center", fontweight="bold")
 
 
 def write_columns(path: Path, columns: Columns) -> None:

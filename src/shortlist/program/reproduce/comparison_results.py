@@ -1,0 +1,254 @@
+"""``results/NAME.json``: what a comparison found, read from its run folders and never typed.
+
+The file has every trial of the search and every run with its numbers, so that the page on rare classes can be made
+without the runs.
+"""
+
+import csv
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Any
+
+from shortlist.errors import ShortlistError
+from shortlist.program.atomic_files import locked, write_file
+from shortlist.program.compare.intervals import Interval, interval, paired_difference
+from shortlist.program.compare.results import as_json
+from shortlist.program.compare.running import compare
+from shortlist.program.compare.standings import Standings
+from shortlist.program.config import RunConfig, from_dict
+from shortlist.program.reproduce import Scale, tiny_data
+from shortlist.program.reproduce.comparisons import BASELINES, SEEDS, Comparison
+from shortlist.program.runs.folder import RunFolder
+from shortlist.program.runs.records import read_classes
+from shortlist.program.training.callbacks import Callback
+
+_BY_CLASS = "corrected_top5"
+
+
+@dataclass(frozen=True)
+class Run:
+    """The numbers of one run. Accuracies are shares."""
+
+    seed: int
+    commit: str
+    gpu: str
+    date: str
+    val: float
+    """The metric of the comparison on the validation images, corrected for class sizes."""
+    tau: float | None
+    plain: Mapping[str, float | None]
+    corrected: Mapping[str, float | None]
+    """As the network would be used; equal to ``plain`` for a run without a correction."""
+    class_accuracy: tuple[float | None, ...]
+    """Corrected top-5 accuracy of each class; None for a class without test images."""
+
+
+@dataclass(frozen=True)
+class Loss:
+    """What is known of one loss."""
+
+    name: str
+    label: str
+    state: str
+    config: RunConfig | None
+    """With the settings that the search chose; None if no trial finished."""
+    searched: tuple[str, ...]
+    trials: int
+    runs: tuple[Run, ...]
+
+    def values(self, metric: str, *, corrected: bool = True) -> dict[int, float]:
+        """A test metric such as ``macro_top5`` by seed, where it is defined."""
+        known = {run.seed: (run.corrected if corrected else run.plain).get(metric) for run in self.runs}
+        return {seed: value for seed, value in known.items() if value is not None}
+
+    def mean(self, metric: str, *, corrected: bool = True) -> Interval | None:
+        return interval(list(self.values(metric, corrected=corrected).values()))
+
+    def difference(self, other: "Loss", metric: str) -> Interval | None:
+        """To another loss, paired by seed, both corrected."""
+        return None if other is self else paired_difference(self.values(metric), other.values(metric))
+
+    @property
+    def val(self) -> float:
+        """Mean on the validation images, by which losses are ordered; below all others without runs."""
+        found = interval([run.val for run in self.runs])
+        return found.mean if found else -1.0
+
+
+@dataclass(frozen=True)
+class Found:
+    """What is known of a comparison, the best loss on the validation images first."""
+
+    class_counts: tuple[int, ...]
+    losses: tuple[Loss, ...]
+
+    def loss(self, name: str) -> Loss | None:
+        return next((loss for loss in self.losses if loss.name == name), None)
+
+
+def comparison_file(folder: Path, comparison: Comparison, scale: Scale) -> Path:
+    """Numbers on tiny data mean nothing and are kept apart."""
+    return (folder / "smoke" if scale == "smoke" else folder) / f"{comparison.name}.json"
+
+
+def run_comparison(
+    comparison: Comparison,
+    *,
+    scale: Scale,
+    seeds: Sequence[int] = SEEDS,
+    only: Sequence[str] = (),
+    results: Path = Path("results"),
+    say: Callable[[str], None] = lambda message: None,
+    quiet: bool = False,
+    callbacks: Sequence[Callback] = (),
+) -> Standings:
+    """Search and train what is not yet there, in ``runs`` in the working folder, and update the file of results.
+
+    Args:
+        comparison: What to compare.
+        scale: ``smoke`` on tiny data; the other scales are the same here.
+        seeds: Of every loss.
+        only: Patterns for names of losses; by default all. The others stay as they are in the file.
+        results: Folder of the file.
+        say: Called with messages.
+        quiet: Do not show the progress of training.
+        callbacks: Of every training.
+    """
+    contenders = [
+        candidate
+        for candidate in comparison.contenders()
+        if not only or any(fnmatch(candidate.name, pattern) for pattern in only)
+    ]
+    if not contenders:
+        raise ShortlistError(
+            f"--only {' '.join(only)} matches no loss of {comparison.name}: it has {', '.join(comparison.candidates)}"
+        )
+    if scale == "smoke":
+        tiny_data.ensure(Path("runs"))
+    base, budget = comparison.base(scale), comparison.budget(scale)
+    standings = compare(
+        base, contenders, budget, seeds=seeds, keep=BASELINES, say=say, quiet=quiet, callbacks=callbacks
+    )
+    path = update_comparison(comparison, standings, comparison_file(results, comparison, scale))
+    say(f"wrote {path}")
+    return standings
+
+
+def update_comparison(comparison: Comparison, standings: Standings, path: Path) -> Path:
+    """Write what is known now. Losses that the standings lack keep their entry."""
+    new = {entry["name"]: _with_details(entry) for entry in as_json(standings)["losses"]}
+    counts = _class_counts(standings)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with locked(path.parent / ".lock"):  # other processes may update it at the same time
+        before = _read_json(path) if path.exists() else {"losses": []}
+        entries = {entry["name"]: entry for entry in before["losses"]} | new
+        content = {
+            "comparison": comparison.name,
+            "metric": standings.metric,
+            "class_counts": counts or before.get("class_counts", []),
+            "losses": [entries[name] for name in comparison.candidates if name in entries],
+        }
+        # One line a trial and a run: a new one changes one place of the file.
+        write_file(path, _lines(content).encode())
+    return path
+
+
+def read_comparison(comparison: Comparison, path: Path) -> Found:
+    """What the file of a comparison says."""
+    content = _read_json(path)
+    labels = {candidate.name: candidate.label for candidate in comparison.contenders()}
+    try:
+        losses = [_loss(entry, labels.get(entry["name"], entry["name"])) for entry in content["losses"]]
+        return Found(tuple(content["class_counts"]), tuple(sorted(losses, key=lambda loss: -loss.val)))
+    except (KeyError, TypeError, ValueError) as error:
+        raise ShortlistError(f"{path} is damaged: {error!r}") from None
+
+
+def _loss(entry: Mapping[str, Any], label: str) -> Loss:
+    config = entry["config"] and from_dict(entry["config"])
+    runs = tuple(_run(run) for run in entry["runs"])
+    return Loss(entry["name"], label, entry["state"], config, tuple(entry["searched"]), len(entry["trials"]), runs)
+
+
+def _run(run: Mapping[str, Any]) -> Run:
+    return Run(
+        seed=run["seed"],
+        commit=run["commit"],
+        gpu=run["device"],
+        date=run["started"],
+        val=run["val"],
+        tau=run["tau"],
+        plain=run["test"],
+        corrected=run["test_corrected"] or run["test"],
+        class_accuracy=tuple(run["class_accuracy"]),
+    )
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ShortlistError(f"{path} cannot be read: {error}") from None
+    if not isinstance(content, dict) or not isinstance(content.get("losses"), list):
+        raise ShortlistError(f"{path} is not a file of a comparison: it has no list of losses")
+    return content
+
+
+def _with_details(entry: dict[str, Any]) -> dict[str, Any]:
+    """An entry of a comparison with where and when its runs were made, and how each class did."""
+    runs = []
+    for run in entry["runs"]:
+        folder = RunFolder(Path(run["folder"]))
+        environment = folder.read_environment()
+        runs.append(
+            run
+            | {
+                "commit": " ".join(folder.commits()),
+                "device": environment.get("device"),
+                "started": environment.get("started"),
+                "test": _rounded(run["test"]),
+                "test_corrected": run["test_corrected"] and _rounded(run["test_corrected"]),
+                "class_accuracy": _class_accuracy(folder.path / "test_per_class.csv"),
+            }
+        )
+    kept = {name: entry[name] for name in ("name", "state", "failure", "config", "searched", "trials")}
+    return kept | {"runs": runs}
+
+
+def _rounded(metrics: Mapping[str, float | None]) -> dict[str, float | None]:
+    return {name: value if value is None else round(value, 6) for name, value in metrics.items()}
+
+
+def _class_accuracy(path: Path) -> list[float | None]:
+    with path.open(newline="", encoding="utf-8") as file:
+        lines = list(csv.DictReader(file))
+    column = _BY_CLASS if _BY_CLASS in lines[0] else _BY_CLASS.removeprefix("corrected_")
+    return [round(float(line[column]), 3) if line[column] else None for line in lines]
+
+
+def _class_counts(standings: Standings) -> list[int]:
+    for entry in standings.entries:
+        for outcome in entry.outcomes:
+            return list(read_classes(RunFolder(outcome.folder)).train_images)
+    return []
+
+
+def _lines(content: Mapping[str, Any]) -> str:
+    """JSON with a line for each loss, trial and run."""
+
+    def one(value: Any) -> str:
+        return json.dumps(value, allow_nan=False)
+
+    losses = []
+    for loss in content["losses"]:
+        head = ", ".join(f"{one(name)}: {one(value)}" for name, value in loss.items() if name not in ("trials", "runs"))
+        lists = ",\n".join(
+            f"  {one(name)}: [" + ",".join(f"\n   {one(item)}" for item in loss[name]) + "]"
+            for name in ("trials", "runs")
+        )
+        losses.append(f" {{{head},\n{lists}}}")
+    head = "".join(f"{one(name)}: {one(value)},\n" for name, value in content.items() if name != "losses")
+    return "{" + head + '"losses": [\n' + ",\n".join(losses) + "\n]}\n"
