@@ -58,6 +58,8 @@ class DataConfig:
     """How images become square, for data read from files: crop the middle, or pad them, so that nothing is cut off."""
     image_size: int = 0
     """Side of the images in pixels, for data read from files; 0 is the usual size of the data set."""
+    canvas: int = 0
+    """Read every image once, training images as squares of this side that are cropped on the device; 0 is off."""
     normalise: Literal["auto", "data", "network"] = "auto"
     """Mean and deviation of images: usual for the data, or the network's own; auto: its own with --model.weights."""
     on_bad_image: Literal["fail", "skip"] = "fail"
@@ -75,8 +77,13 @@ class DataConfig:
         check_within(self, "mixup", 0)
         check_within(self, "cutmix", 0)
         check_within(self, "image_size", 0, 4096)
+        check_within(self, "canvas", 0, 4096)
         check_within(self, "workers", 0, 1024)
         check_choices(self, "name", "imbalance_kind", "noise_groups", "augment", "fit", "normalise", "on_bad_image")
+        if self.canvas and self.randaugment:
+            raise ShortlistError(
+                f"data.canvas must be 0 with RandAugment, which changes images as they are read, got {self.canvas}"
+            )
         if self.cutmix and self.name == "embeddings":
             raise ShortlistError(f"data.cutmix must be 0 for embeddings, which have no boxes to cut, got {self.cutmix}")
 
@@ -275,6 +282,7 @@ class RunConfig:
 _HOW_AND_WHERE = ("data.root", "data.workers", "data.on_bad_image", "train.device", "train.eval_batch_size")
 
 NEUTRAL: dict[str, Any] = {
+    "data.canvas": 0,
     "data.thin_validation": False,
     "data.randaugment": 0,
     "data.mixup": 0.0,

@@ -77,6 +77,18 @@ class Split(ABC):
 
 
 @dataclass(frozen=True)
+class Held:
+    """What was made of the images of a split."""
+
+    rows: Tensor
+    """One for each image; zero for an image that could not be read."""
+    is_read: Tensor
+    """``(N,)`` bool."""
+    skipped: tuple[str, ...] = ()
+    """Files that could not be read."""
+
+
+@dataclass(frozen=True)
 class Preprocess:
     """How an image becomes the network's input: enough to repeat it for new images."""
 

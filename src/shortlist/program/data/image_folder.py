@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, Dataset
 from shortlist.errors import ShortlistError
 from shortlist.program.config import DataConfig
 from shortlist.program.data.alter import add_label_noise, hold_out_missing, thin_classes, thin_validation
-from shortlist.program.data.base import DataFacts, Fingerprint, Preprocess, Problem, Split
+from shortlist.program.data.base import DataFacts, Fingerprint, Held, Preprocess, Problem, Split, evaluation_plan
 from shortlist.program.data.image_io import (
     SUFFIXES,
     MakeTransform,
@@ -24,6 +24,7 @@ from shortlist.program.data.image_io import (
     evaluation_transform,
     file_preprocess,
     random_place_and_flip,
+    random_resized_crop_and_flip,
     read_image,
 )
 from shortlist.program.seeds import mix_seed
@@ -31,6 +32,7 @@ from shortlist.program.text import some_of
 
 # A worker that outlives its parent after SIGTERM ends itself. The wait is long, as a validation may be under way.
 _GRACE_SECONDS = 300
+_HELD_AT_ONCE = 64  # images of a batch that is only read
 
 
 @dataclass(frozen=True)
@@ -211,6 +213,32 @@ class FileSplit(Split):
         transform = transform or evaluation_transform(self.preprocess)
         on_gpu = device.type == "cuda"
         labels = self.labels.to(device)
+        for batch in self._read(plan, transform, augment_seed, pin_memory=on_gpu):
+            indices = batch.indices.to(device, non_blocking=on_gpu)
+            images = batch.images.to(device, non_blocking=on_gpu)
+            yield self.preprocess.normalise(images), labels[indices], indices
+
+    def held(self, transform: Transform) -> tuple[Held, Tensor]:
+        """What the transform makes of every image, read once, and ``(N, 2)`` their widths and heights.
+
+        Sizes are 1 for an image that could not be read.
+        """
+        is_read = torch.zeros(len(self), dtype=torch.bool)
+        sizes = torch.ones(len(self), 2)
+        rows = torch.zeros(len(self), 0, dtype=torch.uint8)
+        for batch in self._read(evaluation_plan(len(self), _HELD_AT_ONCE, 0, 1), transform, None, pin_memory=False):
+            if not len(batch.indices):
+                continue
+            if not is_read.any():  # only now is their shape known
+                rows = torch.zeros(len(self), *batch.images.shape[1:], dtype=torch.uint8)
+            rows[batch.indices], sizes[batch.indices], is_read[batch.indices] = batch.images, batch.sizes, True
+        if not is_read.any():
+            raise ShortlistError(f"none of {len(self)} images could be read: {'; '.join(self.skipped[:3])}")
+        return Held(rows, is_read, tuple(self.skipped)), sizes
+
+    def _read(
+        self, plan: Sequence[Tensor], transform: Transform, augment_seed: int | None, *, pin_memory: bool
+    ) -> "Iterator[_Batch]":
         reader = _Reader(self.root, self.files, self.preprocess, transform, augment_seed)
         loader = DataLoader(
             reader,
@@ -218,14 +246,12 @@ class FileSplit(Split):
             num_workers=min(self.workers, os.cpu_count() or 1),
             collate_fn=reader.collate,
             generator=torch.Generator(),  # the default would draw from the run's own random numbers
-            pin_memory=on_gpu,
+            pin_memory=pin_memory,
             worker_init_fn=_leave_signals_to_the_parent,
         )
         for batch in loader:
             self._note_unreadable(batch.unreadable)
-            indices = batch.indices.to(device, non_blocking=on_gpu)
-            images = batch.images.to(device, non_blocking=on_gpu)
-            yield self.preprocess.normalise(images), labels[indices], indices
+            yield batch
 
     def _note_unreadable(self, unreadable: dict[str, str]) -> None:
         for file, reason in unreadable.items():
@@ -272,6 +298,8 @@ class _Read:
     file: str
     image: Tensor | None
     """None if it could not be read."""
+    size: tuple[int, int] = (0, 0)
+    """Width and height of the file's image."""
     reason: str = ""
     """Why it could not be read."""
 
@@ -279,13 +307,15 @@ class _Read:
 @dataclass(frozen=True)
 class _Batch:
     images: Tensor
+    sizes: Tensor
+    """``(N, 2)`` widths and heights of the images in their files."""
     indices: Tensor
     unreadable: dict[str, str]
     """Reasons by file. If a worker raised an error instead, its traceback would hide the reason."""
 
     def pin_memory(self) -> "_Batch":
         """Called by the loader, so that the copy to the GPU does not wait."""
-        return _Batch(self.images.pin_memory(), self.indices.pin_memory(), self.unreadable)
+        return _Batch(self.images.pin_memory(), self.sizes, self.indices.pin_memory(), self.unreadable)
 
 
 @dataclass(frozen=True)
@@ -301,19 +331,21 @@ class _Reader(Dataset[_Read]):
         try:
             image = read_image(self.root / file, self.preprocess.channels)
         except ShortlistError as error:
-            return _Read(index, file, None, str(error))
+            return _Read(index, file, None, reason=str(error))
         if self.augment_seed is None:
-            return _Read(index, file, self.transform(image))
+            return _Read(index, file, self.transform(image), image.size)
         with torch.random.fork_rng(devices=[]):
             # Not torch.manual_seed, which would seed the GPUs as well.
             torch.default_generator.manual_seed(mix_seed(self.augment_seed, index))
-            return _Read(index, file, self.transform(image))
+            return _Read(index, file, self.transform(image), image.size)
 
     def collate(self, reads: Sequence[_Read]) -> _Batch:
         images = [read.image for read in reads if read.image is not None]
+        sizes = [read.size for read in reads if read.image is not None]
         none = torch.empty(0, self.preprocess.channels, self.preprocess.crop, self.preprocess.crop, dtype=torch.uint8)
         return _Batch(
             images=torch.stack(images) if images else none,
+            sizes=torch.tensor(sizes, dtype=torch.float32).view(-1, 2),
             indices=torch.tensor([read.index for read in reads if read.image is not None], dtype=torch.int64),
             unreadable={read.file: read.reason for read in reads if read.image is None},
         )
@@ -358,6 +390,11 @@ def file_problem(
 
 
 def _training_transform(config: DataConfig, preprocess: Preprocess, random_crop: MakeTransform) -> Transform:
+    if config.canvas and config.fit == "crop" and random_crop is not random_resized_crop_and_flip:
+        raise ShortlistError(
+            f"data.canvas must be 0 for {config.name}, whose training images are cropped as in the paper, "
+            f"got {config.canvas}"
+        )
     changes = (RandAugment(config.randaugment, preprocess),) if config.randaugment else ()
     if config.augment == "none":
         return evaluation_transform(preprocess, *changes)

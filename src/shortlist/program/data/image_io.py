@@ -36,7 +36,7 @@ _IMAGENET_MEAN = (0.485, 0.456, 0.406)
 _IMAGENET_STD = (0.229, 0.224, 0.225)
 
 # With padding, a training image fills at least this share of the square, in its longer direction.
-_SMALLEST_SHARE = 0.8
+SMALLEST_SHARE = 0.8
 
 Transform = Callable[[Image.Image], Tensor]
 """An image to the ``(C, crop, crop)`` uint8 tensor that, normalised, is the network's input."""
@@ -155,7 +155,7 @@ class _RandomlyPadded(_Padded):
 
     def __call__(self, image: Image.Image) -> Image.Image:
         size, right, down = torch.rand(3).tolist()
-        return self._placed(image, _SMALLEST_SHARE + (1 - _SMALLEST_SHARE) * size, right, down)
+        return self._placed(image, SMALLEST_SHARE + (1 - SMALLEST_SHARE) * size, right, down)
 
 
 class RandAugment:

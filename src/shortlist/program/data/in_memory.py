@@ -12,7 +12,7 @@ from shortlist.errors import ShortlistError
 from shortlist.program.config import DataConfig
 from shortlist.program.data.alter import add_label_noise, hold_out_missing, thin_classes, thin_validation
 from shortlist.program.data.augment import Augmentation
-from shortlist.program.data.base import DataFacts, Fingerprint, Preprocess, Problem, Split
+from shortlist.program.data.base import DataFacts, Fingerprint, Held, Preprocess, Problem, Split
 from shortlist.program.seeds import uniform_for
 
 
@@ -95,6 +95,29 @@ class TensorSplit(Split):
         return self.inputs[index] if self.preprocess is not None else None
 
 
+class HeldSplit(TensorSplit):
+    """A split of images with what was made of each one, held in memory: its pixels, or its features.
+
+    Numbers, labels, fingerprint and pictures are those of the images.
+    """
+
+    def __init__(self, images: Split, held: Held, preprocess: Preprocess | None = None) -> None:
+        super().__init__(held.rows, images.labels, preprocess)
+        self.skipped = held.skipped
+        self._images, self._is_read = images, held.is_read
+
+    def batches(
+        self, plan: Sequence[Tensor], device: torch.device, augment_seed: int | None = None
+    ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        return super().batches([batch[self._is_read[batch]] for batch in plan], device, augment_seed)
+
+    def fingerprint(self) -> Fingerprint | None:
+        return self._images.fingerprint()
+
+    def thumbnail(self, index: int) -> Tensor | None:
+        return self._images.thumbnail(index)
+
+
 def tensor_problem(
     config: DataConfig,
     classes: Sequence[str],
@@ -147,6 +170,7 @@ def refuse_settings_of_files(config: DataConfig, side: int) -> None:
     """
     for name, value, allowed in (
         ("image_size", config.image_size, (0, side)),
+        ("canvas", config.canvas, (0,)),
         ("randaugment", config.randaugment, (0,)),
         ("fit", config.fit, ("crop",)),
     ):

@@ -19,6 +19,7 @@ from shortlist.errors import ShortlistError
 from shortlist.ops.class_counts import size_groups
 from shortlist.program.config import ModelConfig, OptimConfig, RunConfig
 from shortlist.program.data.base import Problem, training_plan
+from shortlist.program.data.canvas import with_canvases
 from shortlist.program.data.catalogue import load_problem
 from shortlist.program.models.build import Classifier, build_model
 from shortlist.program.models.weights import load_backbone
@@ -121,6 +122,13 @@ def build(
     if config.model.frozen:
         trained, frozen_digest = network.on_features(), weights_digest(network.backbone)
         problem = with_features(problem, network.backbone, frozen_digest, config, fabric.device, callbacks)
+    elif config.data.canvas:
+
+        def say(message: str) -> None:
+            for callback in callbacks:
+                callback.on_message(message)
+
+        problem = with_canvases(problem, config.data, say)
     model: Any = torch.compile(trained) if config.train.compile else trained
     fused = fabric.device.type == "cuda" and not scales_gradients(config)
     model, optimizer = fabric.setup(model, build_optimizer(config.optim, trained, fused=fused))
@@ -168,7 +176,7 @@ def _refuse_what_cannot_be_frozen(config: RunConfig) -> None:
             f"model.frozen needs pre-trained weights, got {config.model.name} with random ones, whose features say "
             "nothing about images: add --model.pretrained, or --model.weights FILE"
         )
-    for name in ("randaugment", "mixup", "cutmix"):
+    for name in ("randaugment", "mixup", "cutmix", "canvas"):
         if value := getattr(config.data, name):
             raise ShortlistError(f"data.{name} must be 0 with model.frozen, which takes no augmentation, got {value}")
 

@@ -8,9 +8,9 @@ so that all runs on the same images share the file.
 import hashlib
 import json
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -24,46 +24,14 @@ from shortlist.errors import ShortlistError
 from shortlist.program.atomic_files import locked, write_file
 from shortlist.program.cache_folder import cache_folder
 from shortlist.program.config import RunConfig
-from shortlist.program.data.base import SPLITS, Fingerprint, Problem, Split, evaluation_plan
-from shortlist.program.data.in_memory import TensorSplit, digest_of
+from shortlist.program.data.base import SPLITS, Held, Problem, Split, evaluation_plan
+from shortlist.program.data.in_memory import HeldSplit, digest_of
 from shortlist.program.runs.folder import as_safetensors
 from shortlist.program.training.callbacks import Callback
 from shortlist.program.training.predict import autocast
 
 _FORMAT = 1  # of the files; part of their names
 _AT_ONCE_ON_CPU = 16  # images: larger batches fall out of the processor's caches, and take twice the time
-
-
-@dataclass(frozen=True)
-class Features:
-    """What a backbone says of the images of a split."""
-
-    rows: Tensor
-    """``(N, d)`` in the type that the backbone gives; zero for an image that could not be read."""
-    is_read: Tensor
-    """``(N,)`` bool."""
-    skipped: tuple[str, ...] = ()
-    """Files that could not be read."""
-
-
-class FeatureSplit(TensorSplit):
-    """A split of images whose inputs are their features. Numbers, labels, fingerprint and pictures are the images'."""
-
-    def __init__(self, images: Split, features: Features) -> None:
-        super().__init__(features.rows, images.labels)
-        self.skipped = features.skipped
-        self._images, self._is_read = images, features.is_read
-
-    def batches(
-        self, plan: Sequence[Tensor], device: torch.device, augment_seed: int | None = None
-    ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        return super().batches([batch[self._is_read[batch]] for batch in plan], device)
-
-    def fingerprint(self) -> Fingerprint | None:
-        return self._images.fingerprint()
-
-    def thumbnail(self, index: int) -> Tensor | None:
-        return self._images.thumbnail(index)
 
 
 def weights_digest(network: nn.Module) -> str:
@@ -115,7 +83,7 @@ def with_features(
         done += len(images[name])
     backbone.to("cpu")
     say(f"features: computed in {time.monotonic() - began:.0f} s" if missing else f"features: found in {folder}")
-    train, val, test = (FeatureSplit(images[name], features[name]) for name in SPLITS)
+    train, val, test = (HeldSplit(images[name], features[name]) for name in SPLITS)
     return replace(problem, train=train, val=val, test=test, input_shape=tuple(train.inputs.shape[1:]))
 
 
@@ -135,7 +103,7 @@ def _key(problem: Problem, split: Split, digest: str, config: RunConfig) -> str:
 
 def _computed(
     images: Split, backbone: nn.Module, config: RunConfig, device: torch.device, progress: Callable[[int], None]
-) -> Features:
+) -> Held:
     batch_size = config.train.eval_batch_size
     if device.type == "cpu":
         batch_size = min(batch_size, _AT_ONCE_ON_CPU)
@@ -153,7 +121,7 @@ def _computed(
         progress(min(len(images), (number + 1) * batch_size))
     if not is_read.any():
         raise ShortlistError(f"none of {len(images)} images could be read: {'; '.join(images.skipped[:3])}")
-    return Features(rows, is_read, tuple(images.skipped))
+    return Held(rows, is_read, tuple(images.skipped))
 
 
 class _FeatureFile:
@@ -170,7 +138,7 @@ class _FeatureFile:
         self._path, self._say = path, say
         self._accepts_skipped = config.data.on_bad_image == "skip"
 
-    def read(self, count: int) -> Features | None:
+    def read(self, count: int) -> Held | None:
         """The features of so many images; None if they have to be computed."""
         if not self._path.is_file():
             return None
@@ -186,9 +154,9 @@ class _FeatureFile:
                 self._path.unlink()
             return None
         is_usable = self._accepts_skipped or bool(is_read.all())
-        return Features(rows, is_read, tuple(json.loads(skipped))) if is_usable else None
+        return Held(rows, is_read, tuple(json.loads(skipped))) if is_usable else None
 
-    def read_or_make(self, count: int, compute: Callable[[], Features]) -> Features:
+    def read_or_make(self, count: int, compute: Callable[[], Held]) -> Held:
         """The features, computed unless another process is doing so: then its file is waited for."""
         with ExitStack() as lock:
             try:
@@ -202,7 +170,7 @@ class _FeatureFile:
                 self._write(features)
             return features
 
-    def _write(self, features: Features) -> None:
+    def _write(self, features: Held) -> None:
         skipped = json.dumps(features.skipped)
         metadata = {"sha256": _checksum(features.rows, features.is_read, skipped), "skipped": skipped}
         tensors = {"features": features.rows, "is_read": features.is_read}
