@@ -24,9 +24,11 @@ PUBLIC = [
     "MixedLoss",
     "NoisedTopKHead",
     "NoisedTopKHinge",
+    "PredictionSets",
     "PriorAdjusted",
     "PriorCorrection",
     "ScaledCosine",
+    "SetMetrics",
     "ShortlistError",
     "SmoothTopKHinge",
     "TopKCrossEntropy",
@@ -123,7 +125,7 @@ import shortlist
 print("torch" in sys.modules)
 import torch
 before = set(sys.modules)
-for name in set(shortlist.__all__) - {{"TopKMetrics"}}:
+for name in set(shortlist.__all__) - {{"SetMetrics", "TopKMetrics"}}:
     getattr(shortlist, name)
 loaded = {{name.partition(".")[0] for name in sys.modules}}
 added = {{name.partition(".")[0] for name in set(sys.modules) - before}}

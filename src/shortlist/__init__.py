@@ -30,11 +30,12 @@ if TYPE_CHECKING:
         TopKError,
         TopKHinge,
     )
-    from shortlist.metrics import TopKMetrics
+    from shortlist.metrics import SetMetrics, TopKMetrics
     from shortlist.ops.class_counts import class_margins
     from shortlist.ops.exact import exact_topk
     from shortlist.ops.smoothing import smooth_topk, smooth_topk_sum, topk_sum, topk_value
-    from shortlist.sets import PriorCorrection
+    from shortlist.prior_correction import PriorCorrection
+    from shortlist.sets import PredictionSets
 
 __version__ = "0.1.0"
 
@@ -50,9 +51,11 @@ __all__ = [
     "MixedLoss",
     "NoisedTopKHead",
     "NoisedTopKHinge",
+    "PredictionSets",
     "PriorAdjusted",
     "PriorCorrection",
     "ScaledCosine",
+    "SetMetrics",
     "ShortlistError",
     "SmoothTopKHinge",
     "TopKCrossEntropy",
@@ -81,9 +84,11 @@ if not TYPE_CHECKING:
         "MixedLoss": "composed_losses",
         "NoisedTopKHead": "heads.noised",
         "NoisedTopKHinge": "losses",
+        "PredictionSets": "sets",
         "PriorAdjusted": "composed_losses",
-        "PriorCorrection": "sets",
+        "PriorCorrection": "prior_correction",
         "ScaledCosine": "heads.cosine",
+        "SetMetrics": "metrics",
         "ShortlistError": "errors",
         "SmoothTopKHinge": "losses",
         "TopKCrossEntropy": "losses",
@@ -99,6 +104,7 @@ if not TYPE_CHECKING:
     }
     # ``import *`` and ``help`` load every name in ``__all__``, and the metrics need torchmetrics.
     if importlib.util.find_spec("torchmetrics") is None:
+        __all__.remove("SetMetrics")
         __all__.remove("TopKMetrics")
 
     def __getattr__(name):

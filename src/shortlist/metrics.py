@@ -1,4 +1,4 @@
-"""Top-K accuracy: micro, macro, and by the number of training images of the classes."""
+"""Top-K accuracy and the coverage of sets: micro, macro, and by the number of training images of the classes."""
 
 from collections.abc import Sequence
 from typing import Any, Literal, get_args
@@ -7,14 +7,14 @@ import torch
 from torch import Tensor
 
 from shortlist.errors import ShortlistError
-from shortlist.ops.batch import check_labels_in_range, with_classes_last
+from shortlist.ops.batch import check_labels_in_range, checked_rows, with_classes_last
 from shortlist.ops.checks import ClassCounts, check_at_least_one, check_integer, check_k, checked_class_counts
 from shortlist.ops.class_counts import size_groups
 
 try:
     from torchmetrics import Metric
 except ImportError as missing:
-    raise ImportError("shortlist.TopKMetrics needs torchmetrics: pip install 'shortlist[metrics]'") from missing
+    raise ImportError("the metrics of shortlist need torchmetrics: pip install 'shortlist[metrics]'") from missing
 
 
 Ties = Literal["correct", "wrong"]
@@ -180,3 +180,87 @@ class TopKMetrics(Metric):
     def _count(self, state: str) -> Tensor:
         count: Tensor = getattr(self, state)
         return count
+
+
+class SetMetrics(Metric):
+    """How large sets of suggestions are, and how often they contain the label.
+
+    Args:
+        num_classes: Number L of classes.
+        class_counts: ``(L,)`` number of training images of each class, zero allowed. Adds the coverage of classes with
+            few (below 20), a medium number of, and many (above 100) images.
+        **kwargs: Passed to ``torchmetrics.Metric``.
+
+    Example:
+        >>> metrics = SetMetrics(3)
+        >>> sets = torch.tensor([[True, False, True], [False, False, False], [True, True, True]])
+        >>> metrics.update(sets, torch.tensor([0, 0, 1]))
+        >>> result = metrics.compute()
+        >>> {name: round(result[name].item(), 3) for name in ("mean_size", "micro_coverage", "macro_coverage")}
+        {'mean_size': 1.667, 'micro_coverage': 0.667, 'macro_coverage': 0.75}
+        >>> round(result["empty"].item(), 3), result["classes_below_half"].item()
+        (0.333, 0.0)
+    """
+
+    is_differentiable = False
+    full_state_update = False
+
+    seen: Tensor
+    covered: Tensor
+    size: Tensor
+    empty: Tensor
+    class_counts: Tensor | None
+
+    def __init__(self, num_classes: int, class_counts: ClassCounts | None = None, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        check_at_least_one("num_classes", num_classes)
+        self.num_classes = num_classes
+        counts = None if class_counts is None else checked_class_counts(class_counts, num_classes, allow_zero=True)
+        self.register_buffer("class_counts", counts, persistent=False)
+        for name in ("seen", "covered"):
+            self.add_state(name, torch.zeros(num_classes, dtype=torch.int64), dist_reduce_fx="sum")
+        for name in ("size", "empty"):
+            self.add_state(name, torch.zeros((), dtype=torch.int64), dist_reduce_fx="sum")
+
+    def update(self, sets: Tensor, target: Tensor) -> None:
+        """Count a batch: ``(N, L)`` bool, as ``PredictionSets`` gives it, and ``(N,)`` labels."""
+        if not isinstance(sets, Tensor) or sets.dtype != torch.bool or sets.shape[-1:] != (self.num_classes,):
+            got = f"{sets.dtype} of shape {tuple(sets.shape)}" if isinstance(sets, Tensor) else type(sets).__name__
+            raise ShortlistError(f"sets must be bool of shape (..., {self.num_classes}), got {got}")
+        sets_NL, target_N = checked_rows(sets, target)
+        sets_NL, target_N = sets_NL.to(sets.device), target_N.to(sets.device)
+        size_N = sets_NL.sum(1)
+        inside_N = sets_NL.gather(1, target_N.unsqueeze(1)).squeeze(1)
+        # Not in place: a state created in inference mode cannot be changed outside it.
+        self.seen = self.seen.index_add(0, target_N, torch.ones_like(target_N))
+        self.covered = self.covered.index_add(0, target_N, inside_N.long())
+        self.size = self.size + size_N.sum()
+        self.empty = self.empty + (size_N == 0).sum()
+
+    def set_dtype(self, dst_type: str | torch.dtype) -> "SetMetrics":
+        """Does nothing: counts stay integers, and coverages are float32."""
+        return self
+
+    def compute(self) -> dict[str, Tensor]:
+        """``mean_size``, ``empty``, ``micro_coverage``, ``macro_coverage``, ``classes_below_half`` and the groups.
+
+        ``empty`` is the share of sets without a class. ``classes_below_half`` is the share of classes whose coverage is
+        below one half. Means over classes include those that occur; without any, the mean is NaN.
+        """
+        occurs, images = self.seen > 0, self.seen.sum()
+        coverage = self.per_class()
+        groups = {"macro": occurs}
+        if self.class_counts is not None:
+            groups |= {name: occurs & members for name, members in size_groups(self.class_counts).items()}
+        return {
+            "mean_size": self.size / images,
+            "empty": self.empty / images,
+            "micro_coverage": self.covered.sum() / images,
+            **{f"{name}_coverage": coverage[members].mean() for name, members in groups.items()},
+            "classes_below_half": (coverage[occurs] < 0.5).float().mean(),
+            "absent_classes": (~occurs).sum(),
+        }
+
+    def per_class(self) -> Tensor:
+        """``(L,)`` coverages of the classes; NaN for classes that did not occur."""
+        return self.covered / self.seen

@@ -1,353 +1,357 @@
-"""What turns the scores of a finished network into suggestions: the correction for the prior.
+"""Sets of suggestions of varying size: as many classes as it takes to keep a promise.
 
-Shape suffixes: N images, R rows (some of the images), L classes, M breakpoints.
+Shape suffixes: N images, L classes, G groups of classes.
 """
 
 import math
-import sys
-from collections.abc import Callable, Iterator, Sequence
-from typing import Literal, Self, get_args
+from collections.abc import Iterator
+from typing import Any, Literal, Self, get_args
 
 import torch
 from torch import Tensor, nn
 
 from shortlist.errors import ShortlistError
-from shortlist.ops.batch import check_labels_in_range
-from shortlist.ops.checks import (
-    ClassCounts,
-    check_floating,
-    check_k,
-    check_not_negative,
-)
+from shortlist.ops.batch import checked_rows
+from shortlist.ops.checks import ClassCounts, check_at_least_one, check_floating, check_k, check_positive
 from shortlist.ops.class_counts import log_prior
 from shortlist.ops.dtypes import widened
 
-__all__ = ["PriorCorrection"]
+__all__ = ["PredictionSets"]
 
-Average = Literal["macro", "micro"]
-_AVERAGES = get_args(Average)
+Method = Literal["marginal", "pas", "interp_q", "classwise", "clustered", "macro"]
+_METHODS = get_args(Method)
+_BY_PRIOR = ("pas", "macro")
 
-# How tau is chosen; docs/math.md has the measurements. The first two are in temperatures.
-_LARGEST_TAU = 4.0
-_HALF_WINDOWS = (0.25, 0.5, 1.0)
-_SIMILAR_SIZE = 0.25  # difference of log counts
-_TIE = 1e-12  # accuracies that differ by rounding alone are equal
-_AT_ONCE = 2**21  # scores in working memory
-_FOR_TEMPERATURE = 2**24  # scores that it rests on
-_COLDEST, _HOTTEST, _BISECTIONS = 1e-3, 1e3, 14  # searched temperatures, in standard deviations of a row of scores
+_CLOSE = 1e-9  # a rank or a sum of weights that rounding has moved by less than this share is whole
+_AT_ONCE = 2**24  # scores in working memory
+_EMBEDDED_AT = (0.5, 0.6, 0.7, 0.8, 0.9)  # quantiles that describe a class to the clustering
+_LLOYD_STEPS = 50
 
 
-class PriorCorrection(nn.Module):
-    """Corrects the scores of a finished network for the class sizes that it was trained on: ``s - tau log prior``.
+class PredictionSets(nn.Module):
+    """Sets that contain the label with a chosen probability: every class whose confidence reaches its threshold.
 
-    A network trained with cross-entropy estimates log p(y | x) + constant, and the K suggestions with the highest macro
-    accuracy are those with the largest p(y | x) / prior of y: ``tau = 1``. Networks are no exact estimators, and other
-    losses have scores on other scales, so ``fit`` chooses tau on validation scores. Until then ``tau = 0``, which
-    changes nothing.
+    The network's scores are logits, and p is their softmax. ``calibrate`` chooses the thresholds on images that were
+    used neither for training nor for any choice. New images must come from the same source as these: the promises hold
+    on average over calibration images and new images, drawn alike.
 
-    The offsets are computed in float32 at least, and the result has the dtype of the scores. Half precision keeps three
-    digits, so corrected scores may tie there: correct float32 scores if you can.
+    ========== ================== ===========================================================================
+    method     confidence         what is promised
+    ========== ================== ===========================================================================
+    marginal   p                  ``coverage`` of all images
+    pas        p / prior          the same; among such sets, small ones that are fair to rare classes
+    classwise  p                  ``coverage`` of every class, with sets that can be huge
+    interp_q   p                  nothing; thresholds between those of classwise and marginal
+    clustered  p                  ``coverage`` of every cluster of classes with similar thresholds
+    macro      p / prior          ``coverage`` averaged over classes, each counting the same
+    ========== ================== ===========================================================================
+
+    For macro, the classes are those with calibration images: nothing is promised for the others. A class with a single
+    such image moves the threshold as much as all images of a frequent class do, and the promise allows for that: with
+    few classes or few images the sets contain everything. For classwise, a class with less than ``coverage / (1 -
+    coverage)`` calibration images is in every set.
+
+    With ``average_k`` the sets have that many classes on average over the calibration images, and nothing is promised
+    about labels, which are not used. The confidence is that of the method: marginal, pas or macro.
 
     Args:
-        class_counts: ``(L,)`` number of training images of each class.
-        leave_out: Classes without a training image. They have no prior, so they must be named here. They are never
-            suggested: their corrected score is the lowest finite number.
+        coverage: Between 0 and 1. Ignored with ``average_k``.
+        method: One of the above.
+        average_k: Mean size of the sets, instead of a coverage.
+        interpolation: For interp_q, the weight of a class's own threshold beside the common one.
+        clusters: For clustered, the number of clusters; by default a rule of the method's authors.
 
     Attributes:
-        tau: What ``fit`` chose. Like all results of ``fit`` it is in the ``state_dict``.
-        images: How many validation images tau rests on; 0 before ``fit``.
-        classes: How many classes have one of these images.
-        num_classes: How many classes there are, L.
+        thresholds: ``(L,)`` smallest log-confidence that puts a class into a set; minus infinity: always in it.
+        images: How many calibration images they rest on; 0 before ``calibrate``.
+        class_images: ``(L,)`` how many of these are of each class.
 
     Example:
-        >>> correction = PriorCorrection([90, 10])
-        >>> scores = torch.tensor([[1.0, 0.0]] * 4 + [[4.0, 0.0]] * 4)
-        >>> correction.fit(scores, torch.tensor([0, 1, 1, 1, 0, 0, 0, 0]), k=1)
-        PriorCorrection(num_classes=2, tau=0.9321, images=8, classes=2)
-        >>> correction(scores).argmax(-1)
-        tensor([1, 1, 1, 1, 0, 0, 0, 0])
+        >>> sets = PredictionSets(coverage=0.5, method="marginal")
+        >>> scores = torch.tensor([[0.5, 0.3, 0.2], [0.2, 0.7, 0.1], [0.4, 0.1, 0.5]]).log()
+        >>> sets.calibrate(scores, torch.tensor([0, 1, 0])).thresholds.exp()
+        tensor([0.5000, 0.5000, 0.5000], dtype=torch.float64)
+        >>> sets(torch.tensor([[0.6, 0.3, 0.1], [0.4, 0.3, 0.3]]).log())
+        tensor([[ True, False, False],
+                [False, False, False]])
 
     Reference:
-        Menon et al., Long-Tail Learning via Logit Adjustment, ICLR 2021.
+        Sadinle, Lei & Wasserman, JASA 2019 (marginal, classwise); Ding et al., NeurIPS 2023 (clustered); Ding,
+        Fermanian & Salmon, arXiv 2507.06867 (pas, interp_q); arXiv 2606.28598 (macro); Lorieul, Joly & Shasha, arXiv
+        2112.08851 (average_k).
     """
 
-    class_counts: Tensor
-    left_out: Tensor
-    tau: Tensor
+    thresholds: Tensor
+    log_prior: Tensor
+    class_images: Tensor
     images: Tensor
-    classes: Tensor
 
-    def __init__(self, class_counts: ClassCounts, *, leave_out: Sequence[int] = ()) -> None:
+    def __init__(
+        self,
+        coverage: float = 0.9,
+        method: Method = "macro",
+        *,
+        average_k: float | None = None,
+        interpolation: float = 0.999,
+        clusters: int | None = None,
+    ) -> None:
         super().__init__()
-        counts, _ = log_prior(class_counts, leave_out)
-        if len(set(leave_out)) == len(counts):
-            raise ShortlistError("leave_out must leave at least one class, got all of them")
-        self.num_classes = len(counts)
-        self.register_buffer("class_counts", counts)
-        self.register_buffer("left_out", counts == 0)
-        self.register_buffer("tau", torch.zeros((), dtype=torch.float32))
+        _check_share("coverage", coverage)
+        if not isinstance(method, str) or method not in _METHODS:
+            raise ShortlistError(f"method must be one of {_METHODS}, got {method!r}")
+        if average_k is not None:
+            check_positive("average_k", average_k)
+            if method not in ("marginal", *_BY_PRIOR):
+                raise ShortlistError(f"method must be marginal, pas or macro with average_k, got {method!r}")
+        if not isinstance(interpolation, float | int) or not 0 <= interpolation <= 1:
+            raise ShortlistError(f"interpolation must be in [0, 1], got {interpolation!r}")
+        if clusters is not None:
+            check_at_least_one("clusters", clusters)
+        self.coverage, self.method, self.average_k = coverage, method, average_k
+        self.interpolation, self.clusters = interpolation, clusters
+        self.register_buffer("thresholds", torch.zeros(0, dtype=torch.float64))
+        self.register_buffer("log_prior", torch.zeros(0, dtype=torch.float64))
+        self.register_buffer("class_images", torch.zeros(0, dtype=torch.int64))
         self.register_buffer("images", torch.zeros((), dtype=torch.int64))
-        self.register_buffer("classes", torch.zeros((), dtype=torch.int64))
 
-    def forward(self, scores: Tensor) -> Tensor:
-        """Corrected scores, of the same shape and dtype. The classes are in the last dimension."""
-        self._check_scores(scores)
-        wide = widened(scores)
-        corrected = (wide - self.tau * self._log_prior(wide.dtype, wide.device)).to(scores.dtype)
-        return corrected.masked_fill(self.left_out, torch.finfo(scores.dtype).min)
-
-    def fit(self, scores: Tensor, target: Tensor, k: int = 5, average: Average = "macro") -> Self:
-        """Choose tau by the top-K accuracy of the corrected validation scores.
-
-        The accuracy is a step function of tau, and ``curve`` gives it exactly. Its highest step is often narrow, and
-        high by chance. So tau maximises, exactly as well, the mean accuracy around it: the mean over windows of a
-        quarter, a half and a whole temperature to both sides, for tau from 0 to 4 temperatures. The temperature is the
-        number to divide the scores by so that they are log-probabilities (with the highest likelihood, for labels as
-        frequent as in training); it makes the choice independent of the scale of the scores. Among equally good values
-        the smallest is taken: it changes the network's own order least. A tau that does not raise the accuracy is not
-        taken, nor any for scores that are no better than chance: it stays 0.
-
-        Validation images of a long tail are mostly of frequent classes, and a mean over the classes that have any would
-        choose for these. So for the macro average the accuracy of a class is estimated by the images of all classes of
-        about its size, the nearer the more, and classes without validation images count too.
+    def calibrate(self, scores: Tensor, target: Tensor, class_counts: ClassCounts | None = None) -> Self:
+        """Choose the thresholds.
 
         Args:
-            scores: ``(N, L)`` scores of images that the network was not trained on.
-            target: ``(N,)`` their labels. Images of classes that are left out are not counted.
-            k: Number of suggestions.
-            average: ``"macro"``, every class counts the same, or ``"micro"``, every image counts the same.
+            scores: ``(N, L)`` scores of images that were used neither for training nor for any choice.
+            target: ``(N,)`` their labels.
+            class_counts: ``(L,)`` training images of each class, which give the prior. For pas, macro and ``average_k``
+                with them; the other methods do without. A class without a training image must be left out of the
+                network's classes first.
 
         Returns:
             Itself.
-
-        Raises:
-            ShortlistError: There is no image to choose by, or an argument is invalid.
         """
-        scores_NL, target_N = self._checked(scores, target, k, average)
-        temperature = _temperature(scores_NL, target_N, self.class_counts.to(target_N.device))
-        largest, half_windows = _LARGEST_TAU * temperature, [width * temperature for width in _HALF_WINDOWS]
-        margin = max(half_windows)
-        weight_N = _even_weights(target_N) if average == "micro" else self._weights_by_size(target_N)
-        taus, accuracy = self._steps(scores_NL, target_N, k, weight_N, -margin, largest + margin)
-        tau = _smoothed_argmax(taus, accuracy, largest, half_windows)
-        before, after = accuracy[torch.searchsorted(taus, taus.new_tensor([0.0, tau]), right=True) - 1].tolist()
-        self.tau.fill_(tau if after > before else 0.0)
-        self.images.fill_(len(target_N))
-        self.classes.fill_(len(torch.unique(target_N)))
+        check_floating("scores", scores)
+        scores_NL, target_N = checked_rows(scores, target)
+        if len(target_N) == 0:
+            raise ShortlistError("scores must be those of at least one calibration image, got none")
+        num_classes, device = scores_NL.shape[1], scores_NL.device
+        self.log_prior = self._prior(class_counts, num_classes).to(device)
+        self.class_images = target_N.bincount(minlength=num_classes)
+        self.images = self.class_images.sum()
+        if self.average_k is not None:
+            if self.average_k > num_classes:
+                raise ShortlistError(f"average_k must be at most {num_classes}, the classes, got {self.average_k}")
+            threshold = self._mean_size_threshold(scores_NL, self.average_k)
+            self.thresholds = torch.full((num_classes,), threshold, dtype=torch.float64, device=device)
+            return self
+        own_N = torch.cat(
+            [
+                self._confidence(scores_NL[rows]).gather(1, target_N[rows].unsqueeze(1)).squeeze(1)
+                for rows in _chunks(scores_NL)
+            ]
+        ).double()
+        if not bool(own_N.isfinite().all()):
+            raise ShortlistError("scores must be finite: the label of some image has a probability of 0 or NaN")
+        self.thresholds = self._class_thresholds(own_N, target_N, num_classes)
         return self
 
-    def curve(
-        self, scores: Tensor, target: Tensor, k: int = 5, average: Average = "macro", *, up_to: float = math.inf
-    ) -> tuple[Tensor, Tensor]:
-        """Top-K accuracy of ``scores - tau log prior`` as a function of tau, exactly.
+    def forward(self, scores: Tensor, max_k: int | None = None) -> Tensor:
+        """``(..., L)`` True for the classes in the set of each image. A set may be empty, or hold every class.
 
         Args:
-            scores, target, k, average: As in ``fit``.
-            up_to: Steps at larger tau are left out.
-
-        Returns:
-            ``(M,)`` the values of tau at which the accuracy changes, in ascending order from 0, and ``(M,)`` the
-            accuracy between each of them and the next, both in float64. *At* such a value a label ties with the K-th
-            score, which counts as correct.
-
-        Example:
-            >>> scores = torch.tensor([[1.0, 0.0], [2.0, 0.0]])
-            >>> taus, accuracy = PriorCorrection([3, 1]).curve(scores, torch.tensor([1, 1]), k=1)
-            >>> taus  # 1 / log 3 and 2 / log 3
-            tensor([0.0000, 0.9102, 1.8205], dtype=torch.float64)
-            >>> accuracy
-            tensor([0.0000, 0.5000, 1.0000], dtype=torch.float64)
+            scores: ``(..., L)`` logits.
+            max_k: Keep only so many classes of a larger set, those with the highest confidence. No coverage is promised
+                then.
         """
-        check_not_negative("up_to", min(up_to, sys.float_info.max))
-        scores_NL, target_N = self._checked(scores, target, k, average)
-        weight_N = _even_weights(target_N) if average == "micro" else _class_weights(target_N)
-        return self._steps(scores_NL, target_N, k, weight_N, 0.0, up_to)
-
-    def _steps(
-        self, scores_NL: Tensor, target_N: Tensor, k: int, weight_N: Tensor, begin: float, end: float
-    ) -> tuple[Tensor, Tensor]:
-        """Where the weighted accuracy changes in [begin, end], first of all at ``begin``, and its value from there."""
-        log_prior_L = self._log_prior(torch.float64, target_N.device)
-        left_out_L = self.left_out.to(target_N.device)
-        first = torch.zeros(1, dtype=torch.float64, device=target_N.device)
-        taus, changes = [torch.zeros_like(first)], [torch.zeros_like(first)]
-        for rows in _chunks(scores_NL):
-            scores_RL = scores_NL[rows].double().masked_fill(left_out_L, -math.inf) - begin * log_prior_L
-            steps = _RowSteps(scores_RL, target_N[rows], log_prior_L, k, end - begin)
-            first += (steps.first_R * weight_N[rows]).sum()
-            taus.append(steps.tau_E)
-            changes.append(steps.change_E * weight_N[rows][steps.row_E])
-        taus_M, index_E = torch.unique(torch.cat(taus), return_inverse=True)
-        change_M = torch.zeros_like(taus_M).index_add_(0, index_E, torch.cat(changes))
-        return begin + taus_M, first + change_M.cumsum(0)
-
-    def _weights_by_size(self, target_N: Tensor) -> Tensor:
-        """``(N,)`` share of each image in the macro accuracy, estimated by images of classes of a similar size.
-
-        It is computed for each size and not for each class, since there may be millions of classes.
-        """
-        kept_L = ~self.left_out.to(target_N.device)
-        counts_L = self.class_counts.to(target_N.device, torch.float64)
-        sizes_D, classes_D = torch.unique(counts_L[kept_L], return_counts=True)
-        size_N = torch.searchsorted(sizes_D, counts_L[target_N])
-        images_D = size_N.bincount(minlength=len(sizes_D))
-        log_D, seen_D = sizes_D.log(), images_D > 0
-        share_D = torch.zeros_like(sizes_D)
-        for rows in _chunks(log_D.unsqueeze(1).expand(-1, len(sizes_D))):
-            distance_RD = (log_D[rows].unsqueeze(1) - log_D[seen_D]) / _SIMILAR_SIZE
-            near_RD = (images_D[seen_D].log() - distance_RD.square() / 2).softmax(1)
-            share_D[seen_D] += classes_D[rows].double() @ near_RD
-        return (share_D / (images_D * kept_L.sum()))[size_N]
-
-    def _log_prior(self, dtype: torch.dtype, device: torch.device) -> Tensor:
-        """``(L,)``, 0 for classes that are left out."""
-        counts = self.class_counts.to(device, dtype)
-        return (counts / counts.sum()).log().masked_fill(self.left_out.to(device), 0)
-
-    def _check_scores(self, scores: Tensor) -> None:
+        num_classes = len(self.thresholds)
+        if num_classes == 0:
+            raise ShortlistError("the sets have no thresholds yet: call calibrate first")
         check_floating("scores", scores)
-        if scores.dim() == 0 or scores.shape[-1] != self.num_classes:
-            want = f"(..., {self.num_classes}), with the classes last"
-            raise ShortlistError(f"scores must have shape {want}, got {tuple(scores.shape)}")
-
-    def _checked(self, scores: Tensor, target: Tensor, k: int, average: Average) -> tuple[Tensor, Tensor]:
-        """``(N, L)`` scores and ``(N,)`` labels, without images of classes that are left out."""
-        self._check_scores(scores)
-        check_k(k, self.num_classes, self.num_classes)
-        if not isinstance(average, str) or average not in _AVERAGES:
-            raise ShortlistError(f"average must be one of {_AVERAGES}, got {average!r}")
-        if not isinstance(target, Tensor) or target.dtype not in (torch.int64, torch.uint8):
-            got = target.dtype if isinstance(target, Tensor) else type(target).__name__
-            raise ShortlistError(f"target must be int64 labels, got {got}")
-        if target.shape != scores.shape[:-1]:
+        if scores.dim() == 0 or scores.shape[-1] != num_classes:
             raise ShortlistError(
-                f"target must have shape {tuple(scores.shape[:-1])} for scores of shape {tuple(scores.shape)}, "
-                f"got {tuple(target.shape)}"
+                f"scores must have shape (..., {num_classes}), with the classes last, got {tuple(scores.shape)}"
             )
-        device = torch.device("cpu") if scores.device.type == "mps" else scores.device  # MPS has no float64
-        scores_NL = scores.detach().to(device).reshape(-1, self.num_classes)
-        target_N = target.detach().to(device).flatten().long()
-        check_labels_in_range(target_N, self.num_classes)
-        kept_N = ~self.left_out.to(device)[target_N]
-        if not kept_N.all():
-            scores_NL, target_N = scores_NL[kept_N], target_N[kept_N]
-        if len(target_N) == 0:
-            raise ShortlistError(
-                "scores must be those of at least one validation image, got none: tau cannot be chosen without images"
-            )
-        return scores_NL, target_N
+        confidence = self._confidence(scores)
+        inside = confidence >= self.thresholds.to(confidence.dtype)
+        if max_k is None:
+            return inside
+        check_k(max_k, num_classes, num_classes)
+        best = confidence.masked_fill(~inside, -math.inf).topk(max_k).indices
+        return inside & torch.zeros_like(inside).scatter_(-1, best, True)
 
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        """Moves to another device but keeps the dtypes: ``half()`` of a network must not round tau."""
+    def _confidence(self, scores: Tensor) -> Tensor:
+        """Its logarithm, of scores with the classes last."""
+        return widened(scores).log_softmax(-1) - self.log_prior.to(widened(scores).dtype)
+
+    def _prior(self, class_counts: ClassCounts | None, num_classes: int) -> Tensor:
+        """``(L,)`` what the log-probabilities are reduced by."""
+        if self.method not in _BY_PRIOR:
+            return torch.zeros(num_classes, dtype=torch.float64)
+        if class_counts is None:
+            raise ShortlistError(
+                f"class_counts must be given for {self.method}, whose confidence is p / prior: the number of training "
+                "images of each class"
+            )
+        counts, logarithms = log_prior(class_counts)
+        if len(counts) != num_classes:
+            raise ShortlistError(f"class_counts must have {num_classes} entries, one for each score, got {len(counts)}")
+        return logarithms.double()
+
+    def _class_thresholds(self, own_N: Tensor, target_N: Tensor, num_classes: int) -> Tensor:
+        """``(L,)`` thresholds, from the confidence of the label of each calibration image."""
+        one = torch.zeros_like(target_N)
+        if self.method in ("marginal", "pas"):
+            return group_thresholds(own_N, one, 1, self.coverage).expand(num_classes).clone()
+        if self.method == "macro":
+            return macro_threshold(own_N, target_N, self.coverage).expand(num_classes).clone()
+        if self.method == "classwise":
+            return group_thresholds(own_N, target_N, num_classes, self.coverage)
+        common = group_thresholds(own_N, one, 1, self.coverage)
+        if self.method == "interp_q":
+            own_threshold = group_thresholds(own_N, target_N, num_classes, self.coverage)
+            return (self.interpolation * own_threshold.exp() + (1 - self.interpolation) * common.exp()).log()
+        return clustered_thresholds(own_N, target_N, num_classes, self.coverage, self.clusters, common)
+
+    def _mean_size_threshold(self, scores_NL: Tensor, average_k: float) -> float:
+        """The smallest confidence among the N * average_k largest ones of all images and classes."""
+        wanted = round(average_k * len(scores_NL))
+        best = torch.empty(0, dtype=torch.float64, device=scores_NL.device)
+        for rows in _chunks(scores_NL):
+            found = torch.cat([best, self._confidence(scores_NL[rows]).flatten().double()])
+            best = found.topk(min(wanted, len(found))).values
+        return best[-1].item() if wanted else math.inf
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        """Takes thresholds of any number of classes: a new module does not know it yet."""
+        for name in ("thresholds", "log_prior", "class_images"):
+            if isinstance(found := state_dict.get(prefix + name), Tensor) and found.dim() == 1:
+                setattr(self, name, torch.empty_like(found, device=getattr(self, name).device))
+        super()._load_from_state_dict(state_dict, prefix, *args)
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Self:
+        """Moves to another device but keeps the dtypes: ``half()`` of a network must not round thresholds."""
         super()._apply(lambda tensor: tensor.to(fn(tensor).device), recurse)  # type: ignore[no-untyped-call]
         return self
 
     def extra_repr(self) -> str:
-        rests_on = f", images={self.images}, classes={self.classes}" if self.images else ""
-        return f"num_classes={self.num_classes}, tau={self.tau:.4g}{rests_on}"
+        goal = f"coverage={self.coverage}" if self.average_k is None else f"average_k={self.average_k}"
+        rests_on = f", classes={len(self.thresholds)}, images={self.images}" if self.images else ""
+        return f"{goal}, method={self.method!r}{rests_on}"
 
 
-class _RowSteps:
-    """Where rows become correct and wrong again as tau grows from 0.
+def group_thresholds(own_N: Tensor, group_N: Tensor, num_groups: int, coverage: float) -> Tensor:
+    """``(G,)`` the threshold of each group of images that covers a new image of the group with this probability.
 
-    Class j is above the label y if s_j - s_y > tau (log prior_j - log prior_y). So a more frequent class that is above
-    the label at 0 stops being so at the quotient of the two differences, a rarer class that is not above it at 0
-    begins to be so there, and all others stay where they are.
+    Of n images it is the r-th largest confidence, r = ceil((n + 1) coverage): the new image is equally likely to fall
+    between any two of them. If r is above n, nothing but minus infinity is low enough.
 
-    Shape suffix: E steps, of all rows.
-
-    Attributes:
-        first_R: 1 for a row that is correct before its first step, which may be at 0; else 0.
-        tau_E: Where the steps are.
-        change_E: 1 for a row that becomes correct, -1 for one that becomes wrong.
-        row_E: Which row.
+    Example:
+        >>> group_thresholds(torch.tensor([0.1, 0.5, 0.9, 0.3]), torch.tensor([0, 0, 0, 1]), 2, coverage=0.6)
+        tensor([0.1000,   -inf], dtype=torch.float64)
     """
-
-    def __init__(self, scores_RL: Tensor, target_R: Tensor, log_prior_L: Tensor, k: int, end: float) -> None:
-        own_R1 = scores_RL.gather(1, target_R.unsqueeze(1))
-        tied_RL = (scores_RL == own_R1) & own_R1.isinf()  # at every tau
-        ahead_RL = (scores_RL - own_R1).masked_fill(tied_RL, 0)
-        frequent_RL = (log_prior_L - log_prior_L[target_R].unsqueeze(1)).masked_fill(tied_RL, 0)
-        leaves_RL = (ahead_RL > 0) & (frequent_RL > 0)
-        joins_RL = (ahead_RL <= 0) & (frequent_RL < 0)
-        # A NaN on either side counts as above, as in TopKMetrics: ``ahead`` is NaN.
-        above_R1 = (~(ahead_RL <= 0)).sum(1, keepdim=True)
-        crossing_RL = (ahead_RL / frequent_RL).masked_fill(~(leaves_RL | joins_RL), math.inf)
-        tau_RL, order_RL = crossing_RL.sort(1)
-        step_RL = (joins_RL.int() - leaves_RL.int()).gather(1, order_RL)
-        correct_RM = torch.cat([above_R1, above_R1 + step_RL.cumsum(1)], 1) < k
-        change_RL = correct_RM.int().diff(dim=1)
-        self.first_R = correct_RM[:, 0].double()
-        self.row_E, place_E = ((change_RL != 0) & (tau_RL <= min(end, sys.float_info.max))).nonzero(as_tuple=True)
-        self.tau_E = tau_RL[self.row_E, place_E]
-        self.change_E = change_RL[self.row_E, place_E].double()
+    count_G = group_N.bincount(minlength=num_groups)
+    rank_G = _ceil((count_G + 1).double() * coverage).long()
+    order_N = own_N.double().argsort(descending=True)
+    order_N = order_N[group_N[order_N].argsort(stable=True)]  # by group, the most confident first
+    place_G = count_G.cumsum(0) - count_G + rank_G - 1
+    is_enough_G = rank_G <= count_G
+    thresholds_G = torch.full((num_groups,), -math.inf, dtype=torch.float64, device=own_N.device)
+    thresholds_G[is_enough_G] = own_N.double()[order_N[place_G[is_enough_G]]]
+    return thresholds_G
 
 
-def _even_weights(target_N: Tensor) -> Tensor:
-    """``(N,)`` share of each image in the micro accuracy."""
-    return torch.ones_like(target_N, dtype=torch.float64) / len(target_N)
+def macro_threshold(own_N: Tensor, target_N: Tensor, coverage: float) -> Tensor:
+    """The common threshold that covers new images with this probability, averaged over the classes of ``target_N``.
 
+    Every image weighs 1 / (classes * images of its class). A new image of a class would add at most the largest weight,
+    so the weights above the threshold must reach the coverage plus that. Minus infinity if they cannot.
 
-def _class_weights(target_N: Tensor) -> Tensor:
-    """``(N,)`` share of each image in the macro accuracy of the classes that occur."""
-    images_L = target_N.bincount()
-    return 1 / (images_L[target_N].double() * (images_L > 0).sum())
-
-
-def _smoothed_argmax(taus_M: Tensor, accuracy_M: Tensor, largest: float, half_windows: Sequence[float]) -> float:
-    """The tau in [0, largest] whose windows have the highest mean accuracy, exactly; the smallest of several.
-
-    The mean is linear between the values at which an end of a window passes a step, so only these can be the best.
+    Example:
+        >>> confidence = torch.tensor([0.9, 0.8, 0.7, 0.1])  # three images of class 0, one of class 1
+        >>> macro_threshold(confidence, torch.tensor([0, 0, 0, 1]), coverage=0.5)  # 0.5 + 0.5 needs all of them
+        tensor(0.1000, dtype=torch.float64)
     """
-    if min(half_windows) == 0:
-        return 0.0
-    area_M = torch.cat([taus_M.new_zeros(1), (accuracy_M[:-1] * taus_M.diff()).cumsum(0)])
-
-    def area(tau: Tensor) -> Tensor:
-        """The integral of the accuracy up to tau."""
-        index = (torch.searchsorted(taus_M, tau, right=True) - 1).clamp(min=0)
-        return area_M[index] + accuracy_M[index] * (tau - taus_M[index])
-
-    passes = [taus_M + sign * half for half in half_windows for sign in (-1, 1)]
-    candidates = torch.cat([taus_M.new_tensor([0.0, largest]), *passes]).clamp(0, largest)
-    mean = torch.zeros_like(candidates)
-    for half in half_windows:
-        mean += (area(candidates + half) - area(candidates - half)) / (2 * half * len(half_windows))
-    return candidates[mean >= mean.max() - _TIE].min().item()
+    count_L = target_N.bincount()
+    weight_N = 1 / (count_L[target_N].double() * (count_L > 0).sum())
+    order_N = own_N.double().argsort(descending=True)
+    reached_N = weight_N[order_N].cumsum(0)
+    needed = coverage + weight_N.max()
+    enough_N = reached_N >= needed * (1 - _CLOSE)
+    if needed > 1 + _CLOSE or not enough_N.any():
+        return torch.tensor(-math.inf, dtype=torch.float64, device=own_N.device)
+    return own_N.double()[order_N[enough_N.int().argmax()]]
 
 
-def _temperature(scores_NL: Tensor, target_N: Tensor, class_counts_L: Tensor) -> float:
-    """The T for which softmax(scores / T) gives the labels the highest likelihood.
+def clustered_thresholds(
+    own_N: Tensor, target_N: Tensor, num_classes: int, coverage: float, clusters: int | None, common: Tensor
+) -> Tensor:
+    """``(L,)`` one threshold for each cluster of classes whose labels have similar confidences.
 
-    0 if the scores say nothing: all are the same, or the labels have no higher ones than other classes.
-
-    Images are weighted so that classes are as frequent as in training: only then are the scores log-probabilities.
-    The likelihood is concave in 1 / T, so it is highest where the label's score is on average the expected one.
-    Without a maximum, if every label has the best score, the coldest T is taken. It is only a unit, so a part of many
-    images and a few digits suffice.
+    A share of the images finds the clusters, and the others give the thresholds, so that the promise holds. Every other
+    image of a class, and so on, is taken in the order in which they come: the result does not depend on chance. Classes
+    with too few images for a quantile have the common threshold.
     """
-    every = max(1, scores_NL.numel() // _FOR_TEMPERATURE)
-    scores_NL, target_N = scores_NL[::every], target_N[::every]
-    finite_N = torch.cat([scores_NL[rows].isfinite().all(1) for rows in _chunks(scores_NL)])
-    if not finite_N.all():
-        scores_NL, target_N = scores_NL[finite_N], target_N[finite_N]
-    spread = sum(scores_NL[rows].double().std(1, correction=0).sum().item() for rows in _chunks(scores_NL))
-    if spread == 0:
-        return 0.0
-    unit = spread / len(target_N)
-    weight_N = (class_counts_L / target_N.bincount(minlength=len(class_counts_L)))[target_N].double()
-    low, high = math.log(_COLDEST), math.log(_HOTTEST)
-    for _ in range(_BISECTIONS):
-        middle = (low + high) / 2
-        excess = 0.0
-        for rows in _chunks(scores_NL):
-            scores_RL = widened(scores_NL[rows])
-            expected_R = (scores_RL * (scores_RL / (unit * math.exp(middle))).softmax(1)).sum(1)
-            own_R = scores_RL.gather(1, target_N[rows].unsqueeze(1)).squeeze(1)
-            excess += (weight_N[rows] * (expected_R - own_R)).sum().item()
-        # The expected score falls as T grows.
-        low, high = (middle, high) if excess > 0 else (low, middle)
-    return unit * math.exp(high) if high < math.log(_HOTTEST) else 0.0
+    fewest = math.ceil(_ceil(torch.tensor(coverage / (1 - coverage))).item())
+    count_L = target_N.bincount(minlength=num_classes)
+    smallest = int(count_L[count_L >= fewest].min()) if (count_L >= fewest).any() else 0
+    kept = int((count_L >= fewest).sum())
+    used = smallest * kept // (75 + kept)  # for clustering, of the smallest class that takes part
+    number = clusters or used // 2
+    share = used / smallest if smallest else 0.0
+    place_N = _place_in_class(target_N, num_classes)
+    # Evenly spread over the images of a class: the share of those before it goes up by one.
+    finds_N = ((place_N + 1) * share).floor() > (place_N * share).floor()
+    found_L = target_N[finds_N].bincount(minlength=num_classes)
+    takes_part_L = found_L >= fewest
+    if number < 2 or int(takes_part_L.sum()) <= number:
+        return common.expand(num_classes).clone()
+    embedding_LE = torch.stack(
+        [
+            own_N[finds_N & (target_N == label)].exp().quantile(own_N.new_tensor(_EMBEDDED_AT))
+            for label in takes_part_L.nonzero().flatten().tolist()
+        ]
+    )
+    cluster_L = torch.full((num_classes,), number, device=own_N.device)
+    cluster_L[takes_part_L] = _kmeans(embedding_LE, found_L[takes_part_L].double().sqrt(), number)
+    gives_N = ~finds_N & takes_part_L[target_N]
+    thresholds_G = group_thresholds(own_N[gives_N], cluster_L[target_N[gives_N]], number + 1, coverage)
+    thresholds_G[number] = common.squeeze()
+    return thresholds_G[cluster_L]
+
+
+def _kmeans(points_PE: Tensor, weight_P: Tensor, number: int) -> Tensor:
+    """``(P,)`` the cluster of each point, by weighted k-means from points spread over the order of their means."""
+    order_P = points_PE.mean(1).argsort()
+    starts = torch.linspace(0, len(points_PE) - 1, number, device=points_PE.device).round().long()
+    centres = points_PE[order_P[starts]]
+    cluster_P = torch.zeros(len(points_PE), dtype=torch.int64, device=points_PE.device)
+    for step in range(_LLOYD_STEPS):
+        nearest_P = torch.cdist(points_PE, centres).argmin(1)
+        if step and torch.equal(nearest_P, cluster_P):
+            break
+        cluster_P = nearest_P
+        total = torch.zeros(number, dtype=weight_P.dtype, device=weight_P.device).index_add_(0, cluster_P, weight_P)
+        sums = torch.zeros_like(centres).index_add_(0, cluster_P, points_PE * weight_P.unsqueeze(1))
+        centres = torch.where(total.unsqueeze(1) > 0, sums / total.clamp(min=1e-300).unsqueeze(1), centres)
+    return cluster_P
+
+
+def _place_in_class(target_N: Tensor, num_classes: int) -> Tensor:
+    """``(N,)`` how many images of the same class come before each one."""
+    order_N = target_N.argsort(stable=True)
+    count_L = target_N.bincount(minlength=num_classes)
+    place_N = torch.empty_like(target_N)
+    place_N[order_N] = (
+        torch.arange(len(target_N), device=target_N.device) - (count_L.cumsum(0) - count_L)[target_N[order_N]]
+    )
+    return place_N
+
+
+def _ceil(numbers: Tensor) -> Tensor:
+    """Rounds up, unless a number is whole but for rounding: 30 * 0.9 is 27."""
+    return (numbers * (1 - _CLOSE)).ceil()
+
+
+def _check_share(name: str, value: float) -> None:
+    if isinstance(value, bool) or not isinstance(value, float | int) or not 0 < value < 1:
+        raise ShortlistError(f"{name} must be between 0 and 1, such as 0.9, got {value!r}")
 
 
 def _chunks(scores_NL: Tensor) -> Iterator[slice]:

@@ -187,3 +187,22 @@ def check_labels_in_range(index_R: Tensor, num_classes: int, ignore_index: int |
     if invalid_R.any():
         ignored = "" if ignore_index is None else f" or be ignore_index ({ignore_index})"
         raise ShortlistError(f"target must be in [0, {num_classes - 1}]{ignored}, got {int(index_R[invalid_R][0])}")
+
+
+def checked_rows(scores: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+    """``(N, L)`` scores and ``(N,)`` labels of a finished network, without gradients, the classes last.
+
+    They are on the device of the scores, or on the CPU where that has no float64.
+    """
+    if not isinstance(target, Tensor) or target.dtype not in (torch.int64, torch.uint8):
+        got = target.dtype if isinstance(target, Tensor) else type(target).__name__
+        raise ShortlistError(f"target must be int64 labels, got {got}")
+    if target.shape != scores.shape[:-1]:
+        raise ShortlistError(
+            f"target must have shape {tuple(scores.shape[:-1])} for scores of shape {tuple(scores.shape)}, "
+            f"got {tuple(target.shape)}"
+        )
+    device = torch.device("cpu") if scores.device.type == "mps" else scores.device
+    target_N = target.detach().to(device).flatten().long()
+    check_labels_in_range(target_N, scores.shape[-1])
+    return scores.detach().to(device).reshape(-1, scores.shape[-1]), target_N

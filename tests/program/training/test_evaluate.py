@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 
+from shortlist.prior_correction import PriorCorrection
 from shortlist.program.cli import main as cli
 from shortlist.program.config import TrainConfig
 from shortlist.program.data.base import Problem
@@ -16,7 +17,6 @@ from shortlist.program.losses import CrossEntropyConfig
 from shortlist.program.runs.folder import RunFolder
 from shortlist.program.training.evaluate import evaluate, evaluate_run
 from shortlist.program.training.loop import train
-from shortlist.sets import PriorCorrection
 from tests.support.small_runs import small_config, write_embeddings
 
 

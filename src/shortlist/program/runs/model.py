@@ -5,10 +5,10 @@ from dataclasses import replace
 
 from torch import nn
 
+from shortlist.prior_correction import PriorCorrection
 from shortlist.program.models.build import Classifier, build_model, load_weights
 from shortlist.program.runs.folder import BEST, RunFolder
 from shortlist.program.runs.records import read_classes, read_correction, read_preprocess
-from shortlist.sets import PriorCorrection
 
 
 def load_model(run: RunFolder, input_shape: tuple[int, ...] = ()) -> Classifier:

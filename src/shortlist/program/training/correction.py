@@ -7,12 +7,12 @@ from torch import distributed as dist
 from torch import nn
 
 from shortlist.metrics import TopKMetrics
+from shortlist.prior_correction import PriorCorrection
 from shortlist.program.config import RunConfig
 from shortlist.program.data.base import Problem
 from shortlist.program.runs.model import prior_correction
 from shortlist.program.runs.records import Correction
 from shortlist.program.training.evaluate import numbers_of, validation_scores
-from shortlist.sets import PriorCorrection
 
 
 def fit_correction(

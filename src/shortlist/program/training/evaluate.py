@@ -13,6 +13,7 @@ from torch import distributed as dist
 
 from shortlist.errors import ShortlistError
 from shortlist.metrics import TopKMetrics, scores_above
+from shortlist.prior_correction import PriorCorrection
 from shortlist.program.data.base import Problem, Split, evaluation_plan
 from shortlist.program.data.catalogue import load_problem
 from shortlist.program.runs.folder import RunFolder
@@ -21,7 +22,6 @@ from shortlist.program.runs.records import refuse_other_data
 from shortlist.program.runs.start import normalised_as_recorded
 from shortlist.program.text import spreadsheet_cell
 from shortlist.program.training.predict import autocast, pick_device
-from shortlist.sets import PriorCorrection
 
 _FEWEST_SUGGESTIONS_KEPT = 10
 _MOST_SCORES_KEPT = 2**28  # a GiB

@@ -20,6 +20,7 @@ import torch
 from torch import distributed as dist
 
 from shortlist.errors import ShortlistError
+from shortlist.prior_correction import PriorCorrection
 from shortlist.program.config import RunConfig
 from shortlist.program.data.base import Problem, evaluation_plan
 from shortlist.program.data.in_memory import TensorSplit
@@ -43,7 +44,6 @@ from shortlist.program.training.evaluate import Evaluation, evaluate
 from shortlist.program.training.signals import StopRequests, stop_requests
 from shortlist.program.training.step import uncompiled
 from shortlist.program.training.thumbnails import save_pictures
-from shortlist.sets import PriorCorrection
 
 _LOOK_EVERY = 50  # steps between reading the loss, which makes a GPU wait
 
