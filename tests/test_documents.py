@@ -10,6 +10,8 @@ import tyro
 
 import shortlist as sl
 from shortlist.program.cli.main import COMMANDS
+from tests.support.pictures import put_image
+from tests.support.run_folders import untrained_run
 
 ROOT = Path(__file__).parent.parent
 PAGES = {str(path.relative_to(ROOT)): path for path in sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])}
@@ -48,6 +50,9 @@ def test_every_python_block_of_the_documents_runs(page: str, tmp_path: Path, mon
     blocks = fenced_blocks(PAGES[page].read_text(), "python")
     assert blocks or page != "README.md"
     monkeypatch.chdir(tmp_path)
+    untrained_run(tmp_path / "runs/birds", [f"bird {number}" for number in range(6)])
+    for name in ("new_photo", "a", "b"):
+        put_image(tmp_path / f"{name}.jpg")
     for lines_above, code in blocks:
         # Blank lines in front make a traceback point into the page.
         exec(compile("\n" * lines_above + code, PAGES[page], "exec"), {"__name__": "__main__"})

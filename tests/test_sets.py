@@ -286,8 +286,8 @@ def test_bad_arguments_are_named() -> None:
     for coverage in (0, 1, 1.5, -0.1, True, "0.9", math.nan):
         with pytest.raises(sl.ShortlistError, match="coverage"):
             sl.PredictionSets(coverage)  # type: ignore[arg-type]
-    with pytest.raises(sl.ShortlistError, match=r"method .*'makro'"):
-        sl.PredictionSets(0.9, "makro")  # type: ignore[arg-type]
+    with pytest.raises(sl.ShortlistError, match=r"method .*'nonsense'"):
+        sl.PredictionSets(0.9, "nonsense")  # type: ignore[arg-type]
     with pytest.raises(sl.ShortlistError, match="average_k"):
         sl.PredictionSets(average_k=0)
     with pytest.raises(sl.ShortlistError, match="classwise"):

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from shortlist.ops.exact import exact_topk
     from shortlist.ops.smoothing import smooth_topk, smooth_topk_sum, topk_sum, topk_value
     from shortlist.prior_correction import PriorCorrection
+    from shortlist.program.predicting.predictor import load
     from shortlist.sets import PredictionSets
 
 __version__ = "0.1.0"
@@ -65,6 +66,7 @@ __all__ = [
     "class_margins",
     "exact_topk",
     "functional",
+    "load",
     "smooth_topk",
     "smooth_topk_sum",
     "topk_sum",
@@ -97,15 +99,15 @@ if not TYPE_CHECKING:
         "TopKMetrics": "metrics",
         "class_margins": "ops.class_counts",
         "exact_topk": "ops.exact",
+        "load": "program.predicting.predictor",
         "smooth_topk": "ops.smoothing",
         "smooth_topk_sum": "ops.smoothing",
         "topk_sum": "ops.smoothing",
         "topk_value": "ops.smoothing",
     }
-    # ``import *`` and ``help`` load every name in ``__all__``, and the metrics need torchmetrics.
-    if importlib.util.find_spec("torchmetrics") is None:
-        __all__.remove("SetMetrics")
-        __all__.remove("TopKMetrics")
+    # ``import *`` and ``help`` load every name in ``__all__``; these need more than torch.
+    _NEEDS = {"SetMetrics": "torchmetrics", "TopKMetrics": "torchmetrics", "load": "timm"}
+    __all__ = [name for name in __all__ if name not in _NEEDS or importlib.util.find_spec(_NEEDS[name])]
 
     def __getattr__(name):
         if name == "functional":
@@ -113,7 +115,13 @@ if not TYPE_CHECKING:
         if name not in _MODULE_OF:
             message = f"module {__name__!r} has no attribute {name!r}"
             raise AttributeError(message, name=name, obj=sys.modules[__name__])  # Python then suggests a name
-        value = getattr(importlib.import_module(f"shortlist.{_MODULE_OF[name]}"), name)
+        try:
+            module = importlib.import_module(f"shortlist.{_MODULE_OF[name]}")
+        except ModuleNotFoundError as missing:
+            if name != "load":
+                raise
+            raise ImportError(f"shortlist.load needs {missing.name}: pip install 'shortlist[train]'") from missing
+        value = getattr(module, name)
         globals()[name] = value
         return value
 

@@ -13,11 +13,11 @@ from typing import Any
 from shortlist import ShortlistError
 from shortlist.program.config import DataConfig, ModelConfig, RunConfig, TrainConfig
 from shortlist.program.losses import CrossEntropyConfig
+from shortlist.program.predicting.predictor import Predictor
 from shortlist.program.report.page import write_report
 from shortlist.program.runs.folder import RunFolder
 from shortlist.program.training.evaluate import evaluate_run
 from shortlist.program.training.loop import train
-from shortlist.program.training.predict import Predictor
 from tests.support.early_ends import train_until_test
 from tests.support.pictures import put_classes
 
@@ -115,7 +115,7 @@ def unexplained(
 
     calls: dict[str, Callable[[Path], object]] = {
         "evaluate": lambda folder: evaluate_run(RunFolder.existing(folder), device="cpu"),
-        "predict": lambda folder: list(Predictor(RunFolder.existing(folder), "cpu").suggest([runs.image], 1)),
+        "predict": lambda folder: Predictor(RunFolder.existing(folder), "cpu").suggest([runs.image], 1),
         "report": lambda folder: write_report([RunFolder(folder)], scratch / "report.html"),
         "train --resume": lambda folder: train(runs.config, folder=folder, resume=True, quiet=True),
     }

@@ -28,7 +28,7 @@ _IMPORTED_LATE = (
     "shortlist.program.report.page",
     "shortlist.program.training.evaluate",
     "shortlist.program.training.loop",
-    "shortlist.program.training.predict",
+    "shortlist.program.predicting.predictor",
 )
 
 

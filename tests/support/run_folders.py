@@ -1,7 +1,7 @@
 """Run folders as training leaves them, without the training: only the scores are made up."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import safetensors.torch
@@ -10,10 +10,12 @@ from torch import Tensor, nn
 
 from shortlist.program.config import DataConfig, ModelConfig, RunConfig, TrainConfig
 from shortlist.program.data.base import Problem, Split
+from shortlist.program.data.image_io import file_preprocess
 from shortlist.program.data.in_memory import digest_of
-from shortlist.program.losses import LOSSES, LossConfig
+from shortlist.program.losses import LOSSES, CrossEntropyConfig, LossConfig
+from shortlist.program.models.build import build_model
 from shortlist.program.runs.environment import environment
-from shortlist.program.runs.folder import RunFolder
+from shortlist.program.runs.folder import RunFolder, as_safetensors
 from shortlist.program.seeds import mix_seed
 from shortlist.program.training.evaluate import Evaluation, evaluate
 from shortlist.program.training.thumbnails import save_pictures
@@ -134,3 +136,22 @@ def _evaluated(world: World, config: RunConfig, skill: float, seed: int) -> tupl
     return evaluate(
         nn.Identity(), problem, test, config.all_ks, device=torch.device("cpu"), batch_size=len(labels)
     ), problem
+
+
+def untrained_run(folder: Path, classes: Sequence[str]) -> RunFolder:
+    """A run on images of 16 x 16 with random weights, as if stopped after its first epoch.
+
+    Its network has norms over the batch, and its loss another K than the largest that is measured.
+    """
+    config = RunConfig(
+        data=DataConfig(name="folder", image_size=16),
+        model=ModelConfig(name="resnet32"),
+        loss=CrossEntropyConfig(k=2),
+        train=TrainConfig(ks=(1, 4), device="cpu"),
+    )
+    run = RunFolder(folder)
+    with run.claim(config, resume=False):
+        run.write_json("classes.json", {"names": list(classes), "train_images": [1] * len(classes)})
+        run.write_json("preprocess.json", asdict(file_preprocess(16)))
+        run.save_best(as_safetensors(build_model(config.model, (3, 16, 16), len(classes)).state_dict()))
+    return run

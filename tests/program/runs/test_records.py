@@ -19,6 +19,8 @@ from shortlist.program.data.image_io import read_image
 from shortlist.program.data.safe_pickle import load_plain_pickle
 from shortlist.program.data.sets import glyphs
 from shortlist.program.losses import CrossEntropyConfig
+from shortlist.program.predicting.inputs import image_files
+from shortlist.program.predicting.predictor import Predictor
 from shortlist.program.report.page import write_report
 from shortlist.program.runs.folder import RunFolder
 from shortlist.program.runs.records import (
@@ -29,7 +31,6 @@ from shortlist.program.runs.records import (
     write_facts,
 )
 from shortlist.program.training.loop import train
-from shortlist.program.training.predict import Predictor, image_files
 from tests.support.damaged_runs import few_damages, make_runs, unexplained
 from tests.support.early_ends import train_until_test
 from tests.support.official_cifar import expect, make_files, official_pickle, put_folder
@@ -259,7 +260,7 @@ def test_a_pipe_among_images_is_named_and_not_waited_for(
     assert "not used: 1: train/owl/pipe.jpg" in capfd.readouterr().err
     found, others = image_files([photos])
     assert others == [pipe]
-    assert len(list(Predictor(run, "cpu").suggest(found, 1))) == 24
+    assert len(Predictor(run, "cpu").suggest(found, 1)) == 24
     with pytest.raises(ShortlistError, match=f"{pipe}.* no regular file"):
         image_files([pipe])
     with pytest.raises(ShortlistError, match=f"{pipe}.* not a regular file"):

@@ -19,12 +19,12 @@ from shortlist.program.cli import commands
 from shortlist.program.cli.parsing import parse_recipe
 from shortlist.program.config import ModelConfig, RunConfig, changed
 from shortlist.program.models.build import build_model
+from shortlist.program.predicting.predictor import Predictor
 from shortlist.program.runs.folder import RunFolder
 from shortlist.program.runs.model import load_model
 from shortlist.program.training.build import build
 from shortlist.program.training.evaluate import evaluate_run
 from shortlist.program.training.loop import train
-from shortlist.program.training.predict import Predictor
 from tests.support.early_ends import train_until_test
 from tests.support.pictures import put_classes
 from tests.support.small_runs import photos_config
@@ -96,7 +96,7 @@ def test_evaluation_and_suggestions_repeat_the_test(photos: Path, finished: Path
     tested = safetensors.torch.load_file(finished / "test_predictions.safetensors")["scores"]
     torch.testing.assert_close(evaluate_run(run, device="cpu")[0].scores, tested, rtol=0, atol=0)
     files = [photos / file for file in run.read_json("facts.json")["test_files"]]
-    suggested = [[guess.score for guess in best] for _, best in Predictor(run, device="cpu").suggest(files, 3)]
+    suggested = [[guess.score for guess in best] for best in Predictor(run, device="cpu").suggest(files, 3)]
     torch.testing.assert_close(torch.tensor(suggested), tested[:, :3], rtol=1e-3, atol=1e-3)
 
 

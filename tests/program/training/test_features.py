@@ -14,13 +14,13 @@ import torch
 from shortlist import ShortlistError
 from shortlist.program.config import ModelConfig, RunConfig, changed
 from shortlist.program.data.in_memory import TensorSplit
+from shortlist.program.predicting.predictor import Predictor
 from shortlist.program.runs.folder import RunFolder
 from shortlist.program.runs.model import load_model
 from shortlist.program.training.build import build
 from shortlist.program.training.callbacks import Callback
 from shortlist.program.training.evaluate import evaluate_run
 from shortlist.program.training.loop import train
-from shortlist.program.training.predict import Predictor
 from tests.support.early_ends import train_until_step
 from tests.support.pictures import put_classes
 from tests.support.small_runs import assert_close, outcome, photos_config, small_config, write_embeddings
@@ -115,7 +115,7 @@ def test_the_images_give_the_numbers_that_the_features_gave(photos: Path, first:
     assert_close(first.read_json("final.json")["test"], by_images.metrics, rel=1e-6)
     torch.testing.assert_close(by_images.scores, by_features["scores"], rtol=1e-4, atol=1e-5)
     file = photos / problem.test.files[0]  # type: ignore[attr-defined]
-    ((_, suggestions),) = Predictor(first, "cpu").suggest([file], 4)
+    suggestions = Predictor(first, "cpu").suggest(file, 4)
     scores = torch.tensor([suggestion.score for suggestion in suggestions])
     torch.testing.assert_close(scores, by_features["scores"][0], rtol=1e-4, atol=1e-5)
     assert any((first.path / "pictures").iterdir())  # of the images, for the report

@@ -15,10 +15,10 @@ from torch import Tensor
 from shortlist.__main__ import main
 from shortlist.program.config import DataConfig, ModelConfig, OptimConfig, RunConfig, TrainConfig
 from shortlist.program.losses import CrossEntropyConfig
+from shortlist.program.predicting.predictor import Predictor
 from shortlist.program.runs.folder import RunFolder
 from shortlist.program.training.callbacks import Callback
 from shortlist.program.training.loop import Trainer, train
-from shortlist.program.training.predict import Predictor
 from tests.support.early_ends import train_until_step
 from tests.support.small_runs import config_arguments, outcome, small_config, write_embeddings
 
@@ -75,8 +75,8 @@ def test_suggestions_see_an_image_as_its_test_did(finished: Path, photos: Path) 
     run = RunFolder(finished)
     tested = load_file(finished / "test_predictions.safetensors")
     files = [photos / name for name in run.read_json("facts.json")["test_files"]]
-    suggested = dict(Predictor(run, device="cpu").suggest(files, 4))
-    scores = torch.tensor([[suggestion.score for suggestion in suggested[file]] for file in files])
+    suggested = Predictor(run, device="cpu").suggest(files, 4)
+    scores = torch.tensor([[suggestion.score for suggestion in best] for best in suggested])
     torch.testing.assert_close(scores, tested["scores"], rtol=1e-4, atol=1e-4)
     assert json.loads((finished / "preprocess.json").read_text())["fit"] == "pad"
 

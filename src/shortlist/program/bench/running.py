@@ -10,7 +10,7 @@ from shortlist.errors import ShortlistError
 from shortlist.program.bench import Suite
 from shortlist.program.bench.contenders import Bench, describe, say_to_stderr
 from shortlist.program.bench.measurements import Measurement, ResultsFile
-from shortlist.program.training.predict import pick_device
+from shortlist.program.devices import pick_device
 
 
 def run(

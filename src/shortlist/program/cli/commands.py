@@ -6,11 +6,11 @@ Commands check their arguments first, and import what takes seconds (torch, abov
 import dataclasses
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import isfinite
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 from rich.console import Console
@@ -23,6 +23,9 @@ from shortlist.program.cli.output import print_table, say, show
 from shortlist.program.cli.parsing import RecipeArguments, asks_for_help, option_names, parse, parse_recipe
 from shortlist.program.config import differences
 from shortlist.program.text import did_you_mean
+
+if TYPE_CHECKING:
+    from shortlist.program.predicting.predictor import Predictor
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -197,8 +200,8 @@ def evaluate(arguments: list[str]) -> None:
 class PredictArguments:
     run: Annotated[Path, tyro.conf.arg(metavar="RUN"), tyro.conf.Positional]
     """Folder of the run."""
-    images: Annotated[tuple[Path, ...], tyro.conf.arg(metavar="IMAGE ..."), tyro.conf.Positional]
-    """Image files, or folders of them."""
+    inputs: Annotated[tuple[Path, ...], tyro.conf.arg(metavar="IMAGE ..."), tyro.conf.Positional]
+    """Image files, or folders of them; for a run on embeddings, files of vectors (.npy, .npz, .safetensors)."""
     k: Annotated[int | None, tyro.conf.arg(aliases=["-k"])] = None
     """Number of suggestions (default: the K that the run was trained for)."""
     json: bool = False
@@ -220,40 +223,67 @@ def predict(arguments: list[str]) -> None:
     from shortlist.program.runs.folder import RunFolder
 
     run = RunFolder.existing(parsed.run)
-    if not parsed.images:
+    if not parsed.inputs:
         raise ShortlistError("no images given: name image files, or folders of them")
-    for path in parsed.images:
+    for path in parsed.inputs:
         if not path.exists():
             raise ShortlistError(f"there is no file {path}")
 
+    from shortlist.program.predicting.predictor import Predictor
     from shortlist.program.runs.records import read_correction
-    from shortlist.program.text import counted, some_of
-    from shortlist.program.training.predict import Predictor, image_files
 
-    files, unused = image_files(parsed.images)
-    if unused:
-        which = counted(len(unused), "file that is not an image", "files that are not images")
-        say(f"left out {which}: {some_of([str(path) for path in unused])}")
-    k = run.config.loss.largest_k if parsed.k is None else parsed.k
-    if k < 1:
-        raise ShortlistError(f"-k must be at least 1, got {k}")
     predictor = Predictor(run, parsed.device, correct=parsed.correction)
     if parsed.correction and (chosen := read_correction(run)):
         say(f"scores are corrected for class sizes: {chosen}")
+    k = predictor.suggested if parsed.k is None else parsed.k
+    if k < 1:
+        raise ShortlistError(f"-k must be at least 1, got {k}")
     places = range(min(k, len(predictor.classes)))  # a K that is too large is refused by suggest
-    table = Table("image", *(f"{place + 1}" for place in places), box=None, pad_edge=False)
+    table = Table("input", *(f"{place + 1}" for place in places), box=None, pad_edge=False)
     unreadable: list[ShortlistError] = []
-    for path, suggestions in predictor.suggest(files, k, unreadable.append):
-        if parsed.json:
-            # JSON has no NaN.
-            found = [{"name": item.name, "score": item.score if isfinite(item.score) else None} for item in suggestions]
-            print(json.dumps({"image": str(path), "suggestions": found}, allow_nan=False))
-        else:
-            table.add_row(str(path), *(f"{item.name} ({item.score:.3f})" for item in suggestions))
+    inputs = _vectors(parsed.inputs) if predictor.channels == 0 else _images(parsed.inputs, predictor, unreadable)
+    for names, group in inputs:
+        for name, suggestions in zip(names, predictor.suggest(group, k), strict=True):
+            if parsed.json:
+                # JSON has no NaN.
+                found = [
+                    {"name": item.name, "index": item.index, "score": item.score if isfinite(item.score) else None}
+                    for item in suggestions
+                ]
+                print(json.dumps({**name, "suggestions": found}, allow_nan=False))
+            else:
+                cells = (f"{item.name} ({item.score:.3f})" for item in suggestions)
+                table.add_row(":".join(map(str, name.values())), *cells)
     if not parsed.json:
         print_table(table)
     if unreadable:
         raise ShortlistError("; ".join(map(str, unreadable)))
+
+
+def _images(
+    paths: Sequence[Path], predictor: "Predictor", unreadable: list[ShortlistError]
+) -> Iterator[tuple[list[dict[str, Any]], Any]]:
+    """Groups of image files: what each is called in the result, and the images."""
+    from shortlist.program.predicting.inputs import image_files, readable_images
+    from shortlist.program.predicting.predictor import AT_ONCE
+    from shortlist.program.text import counted, some_of
+
+    files, unused = image_files(paths)
+    if unused:
+        which = counted(len(unused), "file that is not an image", "files that are not images")
+        say(f"left out {which}: {some_of([str(path) for path in unused])}")
+    for found, images in readable_images(files, predictor.channels, AT_ONCE, unreadable.append):
+        yield [{"image": str(file)} for file in found], images
+
+
+def _vectors(paths: Sequence[Path]) -> Iterator[tuple[list[dict[str, Any]], Any]]:
+    """Files of vectors: what each row is called in the result, and the vectors."""
+    from shortlist.program.predicting.inputs import read_vectors
+
+    for path in paths:
+        vectors = read_vectors(path)
+        rows = vectors.unsqueeze(0) if vectors.dim() == 1 else vectors
+        yield [{"file": str(path), "row": row} for row in range(len(rows))], rows
 
 
 @dataclass(frozen=True)

@@ -60,11 +60,16 @@ def read_image(path: str | Path, channels: int) -> Image.Image:
         # Not by its name: Pillow would map some TIFF files into memory, and garbles those that it has to turn.
         with Path(path).open("rb") as content, Image.open(content) as file:
             file.load()
-            return _eight_bit(_upright(file)).convert("L" if channels == 1 else "RGB")
+            return converted(file, channels)
     except UnidentifiedImageError:
         raise ShortlistError(f"{path} cannot be read as an image: unknown format") from None
     except Exception as error:  # decoders raise all kinds of errors on broken files
         raise ShortlistError(f"{path} cannot be read as an image: {error}") from error
+
+
+def converted(image: Image.Image, channels: int) -> Image.Image:
+    """The image upright, in grey (1 channel) or RGB (3); transparent parts become white."""
+    return _eight_bit(_upright(image)).convert("L" if channels == 1 else "RGB")
 
 
 def _upright(image: Image.Image) -> Image.Image:

@@ -16,9 +16,12 @@ def load_model(run: RunFolder, input_shape: tuple[int, ...] = ()) -> Classifier:
 
     Args:
         run: A run with at least one finished epoch.
-        input_shape: Shape of one input; by default that of the images in ``preprocess.json``.
+        input_shape: Shape of one input; by default that of the images in ``preprocess.json``, or of the embeddings that
+            the last layer takes.
     """
     weights = run.load_best()  # first: a run without weights may lack the other files too
+    if not input_shape and run.config.data.name == "embeddings":
+        input_shape = tuple(weights["head.weight"].shape[1:]) if "head.weight" in weights else (0,)
     if not input_shape:
         preprocess = read_preprocess(run)
         input_shape = (preprocess.channels, preprocess.crop, preprocess.crop)

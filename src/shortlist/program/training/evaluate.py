@@ -16,12 +16,12 @@ from shortlist.metrics import TopKMetrics, scores_above
 from shortlist.prior_correction import PriorCorrection
 from shortlist.program.data.base import Problem, Split, evaluation_plan
 from shortlist.program.data.catalogue import load_problem
+from shortlist.program.devices import autocast, pick_device
 from shortlist.program.runs.folder import RunFolder
 from shortlist.program.runs.model import load_correction, load_model
 from shortlist.program.runs.records import refuse_other_data
 from shortlist.program.runs.start import normalised_as_recorded
 from shortlist.program.text import spreadsheet_cell
-from shortlist.program.training.predict import autocast, pick_device
 
 _FEWEST_SUGGESTIONS_KEPT = 10
 _MOST_SCORES_KEPT = 2**28  # a GiB

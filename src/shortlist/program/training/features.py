@@ -26,9 +26,9 @@ from shortlist.program.cache_folder import cache_folder
 from shortlist.program.config import RunConfig
 from shortlist.program.data.base import SPLITS, Held, Problem, Split, evaluation_plan
 from shortlist.program.data.in_memory import HeldSplit, digest_of
+from shortlist.program.devices import autocast
 from shortlist.program.runs.folder import as_safetensors
 from shortlist.program.training.callbacks import Callback
-from shortlist.program.training.predict import autocast
 
 _FORMAT = 1  # of the files; part of their names
 _AT_ONCE_ON_CPU = 16  # images: larger batches fall out of the processor's caches, and take twice the time

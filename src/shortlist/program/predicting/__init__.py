@@ -1,0 +1,1 @@
+"""A trained run in use: suggestions for new images and vectors."""
