@@ -156,6 +156,7 @@ def differences_between(folder: Path, undisturbed: Path) -> list[str]:
         problems.append("final.json or metrics.jsonl differ from those of the undisturbed run")
     for name in (
         "best.safetensors",
+        "scores.safetensors",
         "test_predictions.safetensors",
         "test_per_class.csv",
         "classes.json",

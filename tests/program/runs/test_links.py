@@ -25,6 +25,7 @@ FILES = (
     "best.safetensors",
     "checkpoints/best.safetensors",
     "checkpoints/000000001-0123456789abcdef.pt",
+    "scores.safetensors",
     "test_predictions.safetensors",
     "test_per_class.csv",
     "pictures/0.png",

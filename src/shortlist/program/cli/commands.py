@@ -25,7 +25,7 @@ from shortlist.program.config import differences
 from shortlist.program.text import did_you_mean
 
 if TYPE_CHECKING:
-    from shortlist.program.predicting.predictor import Predictor
+    from shortlist.program.predicting.predictor import Predictor, Suggestion
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -204,6 +204,14 @@ class PredictArguments:
     """Image files, or folders of them; for a run on embeddings, files of vectors (.npy, .npz, .safetensors)."""
     k: Annotated[int | None, tyro.conf.arg(aliases=["-k"])] = None
     """Number of suggestions (default: the K that the run was trained for)."""
+    coverage: float | None = None
+    """Suggest sets that contain the right class with this probability, such as 0.9, instead of K classes."""
+    of: Literal["classes", "photos"] = "classes"
+    """What the coverage is of: classes on average, each counting the same, or photos."""
+    average_k: float | None = None
+    """Suggest sets of this mean size instead of K classes."""
+    max_k: int | None = None
+    """At most so many classes in a set; the coverage is then not promised."""
     json: bool = False
     """Print one JSON object for each image instead of a table."""
     correction: bool = True
@@ -211,18 +219,24 @@ class PredictArguments:
     device: str = "auto"
     """Device to compute on: auto, cpu, cuda or mps."""
 
+    @property
+    def asks_for_sets(self) -> bool:
+        return self.coverage is not None or self.average_k is not None
+
 
 def predict(arguments: list[str]) -> None:
     """Suggest K classes for images: shortlist predict RUN IMAGE ..."""
     examples = (
         "shortlist predict runs/folder/1f2e3d4c5b-s0 leaf.jpg",
         "shortlist predict runs/baseline new_photos -k 10 --json > suggestions.jsonl",
+        "shortlist predict runs/birds photo.jpg --coverage 0.9   # after shortlist calibrate runs/birds",
     )
     parsed = parse(PredictArguments, arguments, "predict", examples)
 
     from shortlist.program.runs.folder import RunFolder
 
     run = RunFolder.existing(parsed.run)
+    _check_sets(parsed)
     if not parsed.inputs:
         raise ShortlistError("no images given: name image files, or folders of them")
     for path in parsed.inputs:
@@ -239,25 +253,60 @@ def predict(arguments: list[str]) -> None:
     if k < 1:
         raise ShortlistError(f"-k must be at least 1, got {k}")
     places = range(min(k, len(predictor.classes)))  # a K that is too large is refused by suggest
-    table = Table("input", *(f"{place + 1}" for place in places), box=None, pad_edge=False)
+    headings = ["set"] if parsed.asks_for_sets else [f"{place + 1}" for place in places]
+    table = Table("input", *headings, box=None, pad_edge=False)
     unreadable: list[ShortlistError] = []
     inputs = _vectors(parsed.inputs) if predictor.channels == 0 else _images(parsed.inputs, predictor, unreadable)
     for names, group in inputs:
-        for name, suggestions in zip(names, predictor.suggest(group, k), strict=True):
+        if parsed.asks_for_sets:
+            coverage = 0.9 if parsed.coverage is None else parsed.coverage
+            found = predictor.sets(group, coverage, of=parsed.of, average_k=parsed.average_k, max_k=parsed.max_k)
+        else:
+            found = predictor.suggest(group, k)
+        for name, suggestions in zip(names, found, strict=True):
+            remark = _remark(len(suggestions), len(predictor.classes)) if parsed.asks_for_sets else ""
             if parsed.json:
-                # JSON has no NaN.
-                found = [
-                    {"name": item.name, "index": item.index, "score": item.score if isfinite(item.score) else None}
-                    for item in suggestions
-                ]
-                print(json.dumps({**name, "suggestions": found}, allow_nan=False))
+                told = {"remark": remark} if remark else {}
+                line = {**name, "suggestions": [_as_json(item) for item in suggestions], **told}
+                print(json.dumps(line, allow_nan=False))
             else:
-                cells = (f"{item.name} ({item.score:.3f})" for item in suggestions)
-                table.add_row(":".join(map(str, name.values())), *cells)
+                cells = [_as_text(item) for item in suggestions]
+                shown = [remark or ", ".join(cells)] if parsed.asks_for_sets else cells
+                table.add_row(":".join(map(str, name.values())), *shown)
     if not parsed.json:
         print_table(table)
     if unreadable:
         raise ShortlistError("; ".join(map(str, unreadable)))
+
+
+def _check_sets(parsed: PredictArguments) -> None:
+    if parsed.coverage is not None and parsed.average_k is not None:
+        raise ShortlistError("--coverage and --average-k exclude each other: give one of them")
+    if parsed.asks_for_sets and parsed.k is not None:
+        raise ShortlistError("-k is for suggestions of a fixed number: sets take --max-k")
+    if parsed.max_k is not None and not parsed.asks_for_sets:
+        raise ShortlistError("--max-k is for sets: add --coverage 0.9 or --average-k 3, or use -k")
+
+
+def _remark(size: int, classes: int) -> str:
+    """What to say of a set that tells nothing."""
+    if size == 0:
+        return "empty: no class is likely enough"
+    return f"all {classes:,} classes: nothing can be ruled out" if size == classes else ""
+
+
+def _as_text(item: "Suggestion") -> str:
+    certainty = f"{item.score:.3f}" if item.probability is None else f"{100 * item.probability:.1f} %"
+    return f"{item.name} ({certainty})"
+
+
+def _as_json(item: "Suggestion") -> dict[str, Any]:
+    # JSON has no NaN.
+    numbers = {"score": item.score, "probability": item.probability}
+    known = {name: value if value is None or isfinite(value) else None for name, value in numbers.items()}
+    if item.probability is None:
+        del known["probability"]
+    return {"name": item.name, "index": item.index, **known}
 
 
 def _images(
@@ -284,6 +333,65 @@ def _vectors(paths: Sequence[Path]) -> Iterator[tuple[list[dict[str, Any]], Any]
         vectors = read_vectors(path)
         rows = vectors.unsqueeze(0) if vectors.dim() == 1 else vectors
         yield [{"file": str(path), "row": row} for row in range(len(rows))], rows
+
+
+@dataclass(frozen=True)
+class CalibrateArguments:
+    run: Annotated[Path, tyro.conf.arg(metavar="RUN"), tyro.conf.Positional]
+    """Folder of the run."""
+    coverage: float = 0.9
+    """The coverage of the sets that are tried out."""
+    seed: int = 0
+    """Which half of the test images the sets rest on."""
+
+
+def calibrate(arguments: list[str]) -> None:
+    """Learn how sure a run is, for probabilities and sets: shortlist calibrate RUN"""
+    examples = ("shortlist calibrate runs/birds", "shortlist predict runs/birds photo.jpg --coverage 0.9")
+    parsed = parse(CalibrateArguments, arguments, "calibrate", examples)
+    if not 0 < parsed.coverage < 1:
+        raise ShortlistError(f"--coverage must be between 0 and 1, such as 0.9, got {parsed.coverage}")
+
+    from shortlist.program.runs.folder import RunFolder
+
+    run = RunFolder.existing(parsed.run)
+
+    from shortlist.program.predicting import calibration
+    from shortlist.program.predicting.predictor import METHODS
+
+    found = calibration.calibrate(run, parsed.seed)
+    say(f"wrote {run.path / calibration.FILE}")
+    seen = len(found.set_images)
+    print(f"temperature {found.temperature:.3g}, prior {found.prior:.2f}, from {found.val_images:,} validation images")
+    print(f"sets rest on {seen:,} test images; the numbers below are of the others\n")
+    errors = Table("calibration error, %", *found.error, box=None, pad_edge=False)
+    for name, values in (("plain softmax", found.error_before), ("calibrated", found.error)):
+        errors.add_row(name, *("-" if value is None else f"{100 * value:.1f}" for value in values.values()))
+    print_table(errors)
+    print()
+    sizes = Table(f"sets of {100 * parsed.coverage:g} %", *_SET_COLUMNS.values(), box=None, pad_edge=False)
+    for of, method in METHODS.items():
+        sets = calibration.fitted_sets(run, found, coverage=parsed.coverage, method=method)
+        tested = calibration.measured_sets(run, found, sets)
+        sizes.add_row(f"of {of}", *(_set_cell(name, tested[name]) for name in _SET_COLUMNS))
+    print_table(sizes)
+
+
+_SET_COLUMNS = {
+    "mean_size": "mean size",
+    "micro_coverage": "photos covered, %",
+    "macro_coverage": "classes covered, %",
+    "few_coverage": "few",
+    "medium_coverage": "medium",
+    "many_coverage": "many",
+    "empty": "empty, %",
+}
+
+
+def _set_cell(name: str, value: float | None) -> str:
+    if value is None:
+        return "-"
+    return f"{value:.2f}" if name == "mean_size" else f"{100 * value:.1f}"
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ _ARGUMENTS: Mapping[str, type[Any]] = {
     "tune": commands.TuneArguments,
     "compare": compare.CompareArguments,
     "evaluate": commands.EvaluateArguments,
+    "calibrate": commands.CalibrateArguments,
     "predict": commands.PredictArguments,
     "report": commands.ReportArguments,
     "reproduce": research.ReproduceArguments,

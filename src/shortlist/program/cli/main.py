@@ -14,7 +14,7 @@ from types import FrameType
 
 from shortlist import __version__
 from shortlist.errors import ShortlistError
-from shortlist.program.cli.commands import datasets, demo, evaluate, predict, report, train, tune
+from shortlist.program.cli.commands import calibrate, datasets, demo, evaluate, predict, report, train, tune
 from shortlist.program.cli.compare import compare
 from shortlist.program.cli.completion import completion
 from shortlist.program.cli.output import say
@@ -26,6 +26,7 @@ COMMANDS: dict[str, Callable[[list[str]], None]] = {
     "tune": tune,
     "compare": compare,
     "evaluate": evaluate,
+    "calibrate": calibrate,
     "predict": predict,
     "report": report,
     "reproduce": reproduce,

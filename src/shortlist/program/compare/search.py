@@ -15,6 +15,7 @@ from shortlist.program.runs.model import load_best
 from shortlist.program.training.build import Parts
 from shortlist.program.training.callbacks import Callback
 from shortlist.program.training.correction import fit_correction
+from shortlist.program.training.evaluate import split_scores
 from shortlist.program.training.step import uncompiled
 from shortlist.program.tuning.findings import Findings, TrialRecord
 from shortlist.program.tuning.space import Axis, Settings
@@ -151,7 +152,15 @@ def corrected_value(run: RunFolder, parts: Callable[[], Parts], values: Sequence
     load_best(trained.network, run, trained.problem.input_shape)
     with uncompiled(trained.config):
         digest, device = file_digest(run.path / BEST), trained.fabric.device
-        fitted = fit_correction(trained.model, trained.problem, trained.config, best_sha256=digest, device=device)
+        problem, config = trained.problem, trained.config
+        found = split_scores(
+            trained.model,
+            problem.val,
+            len(problem.classes),
+            device=device,
+            batch_size=config.train.eval_batch_size,
+        )
+        fitted = fit_correction(found, problem, config, best_sha256=digest)
     value = fitted[1].val[trained.config.select_metric] if fitted else None
     return max(values) if value is None else value
 

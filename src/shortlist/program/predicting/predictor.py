@@ -1,9 +1,10 @@
 """A trained run for new images or vectors, from its folder alone."""
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -11,10 +12,12 @@ from torch import Tensor, nn
 from shortlist.errors import ShortlistError
 from shortlist.program.data.image_io import evaluation_transform
 from shortlist.program.devices import autocast, pick_device
+from shortlist.program.predicting.calibration import fitted_sets, log_probabilities, read_calibration
 from shortlist.program.predicting.inputs import pictures_of, vectors_of
 from shortlist.program.runs.folder import RunFolder
 from shortlist.program.runs.model import load_correction, load_model
 from shortlist.program.runs.records import read_classes, read_preprocess
+from shortlist.sets import Method, PredictionSets
 
 AT_ONCE = 64
 """Images in a batch."""
@@ -29,6 +32,13 @@ class Suggestion:
     """The place of the class in ``Predictor.classes``."""
     score: float
     """Higher is better; scores of one image can be compared, and are not probabilities."""
+    probability: float | None = None
+    """That the image is of this class, if the run is calibrated."""
+
+
+Of = Literal["classes", "photos"]
+"""What a coverage is of: classes on average, each counting the same, or photos."""
+METHODS: dict[Of, Method] = {"classes": "macro", "photos": "marginal"}
 
 
 def load(run: str | Path, device: str = "auto", *, correct: bool = True) -> "Predictor":
@@ -70,10 +80,12 @@ class Predictor:
         config = run.config
         self.device, self._precision = pick_device(device), config.train.precision
         self._model = load_model(run).to(self.device).eval()  # first: a run without weights may lack the other files
-        self.classes, self.suggested = read_classes(run).names, config.loss.largest_k
+        self._run, classes = run, read_classes(run)
+        self.classes, self.suggested = classes.names, config.loss.largest_k
         self._preprocess = None if config.data.name == "embeddings" else read_preprocess(run)
-        correction = load_correction(run) if correct else None
-        self._correct = nn.Identity() if correction is None else correction.to(self.device)
+        self._correct = (load_correction(run) if correct else None) or nn.Identity()
+        self._calibration, self._class_counts = read_calibration(run), torch.tensor(classes.train_images)
+        self._sets: dict[tuple[object, ...], PredictionSets] = {}
 
     @property
     def channels(self) -> int:
@@ -89,18 +101,76 @@ class Predictor:
         k = self.suggested if k is None else k
         if isinstance(k, bool) or not isinstance(k, int) or not 1 <= k <= len(self.classes):
             raise ShortlistError(f"k must be in [1, {len(self.classes)}] for {len(self.classes)} classes, got {k!r}")
-        scores, is_one = self._computed(inputs, lambda rows: self._correct(self._model(rows).float()))
-        top = scores.topk(k)
-        found = [
-            [Suggestion(self.classes[index], index, score) for index, score in zip(indices, values, strict=True)]
-            for indices, values in zip(top.indices.tolist(), top.values.tolist(), strict=True)
-        ]
+        plain, is_one = self._plain_scores(inputs)
+        every = torch.ones_like(plain, dtype=torch.bool)
+        found = [best[:k] for best in self._suggestions(plain, every, k)]
         return found[0] if is_one else found
+
+    def sets(
+        self,
+        inputs: Any,
+        coverage: float = 0.9,
+        *,
+        of: Of = "classes",
+        average_k: float | None = None,
+        max_k: int | None = None,
+    ) -> Any:
+        """As many classes as it takes, the best first: a set that contains the right one with a chosen probability.
+
+        The run must be calibrated (``shortlist calibrate``). A set may be empty, if no class is likely enough.
+
+        Args:
+            inputs: One or several.
+            coverage: The probability, on average over what ``of`` says.
+            of: ``"classes"``, each class counting the same, or ``"photos"``, each photo counting the same.
+            average_k: Sets of this mean size, instead of a coverage.
+            max_k: At most so many classes in a set. The coverage is then no longer promised.
+
+        Returns:
+            A list of ``Suggestion`` for one input, or a list of such lists.
+        """
+        if self._calibration is None:
+            raise ShortlistError(
+                f"{self._run.path} is not calibrated: run `shortlist calibrate {self._run.path}` first"
+            )
+        if of not in METHODS:
+            raise ShortlistError(f"of must be classes or photos, got {of!r}")
+        key = (coverage, of, average_k)
+        if key not in self._sets:
+            self._sets[key] = fitted_sets(
+                self._run, self._calibration, coverage=coverage, method=METHODS[of], average_k=average_k
+            )
+        plain, is_one = self._plain_scores(inputs)
+        inside = self._sets[key](log_probabilities(plain, self._calibration, self._class_counts), max_k)
+        found = list(self._suggestions(plain, inside, int(inside.sum(1).max())))
+        return found[0] if is_one else found
+
+    @property
+    def is_calibrated(self) -> bool:
+        """True if suggestions have probabilities, and ``sets`` can be used."""
+        return self._calibration is not None
 
     def scores(self, inputs: Any) -> Tensor:
         """``(L,)`` or ``(N, L)`` scores of all classes, on the CPU, corrected as the suggestions are."""
-        scores, is_one = self._computed(inputs, lambda rows: self._correct(self._model(rows).float()))
+        plain, is_one = self._plain_scores(inputs)
+        scores: Tensor = self._correct(plain)
         return scores[0] if is_one else scores
+
+    def _plain_scores(self, inputs: Any) -> tuple[Tensor, bool]:
+        return self._computed(inputs, lambda rows: self._model(rows).float())
+
+    def _suggestions(self, plain: Tensor, inside: Tensor, most: int) -> Iterator[list[Suggestion]]:
+        """The best classes of each image among those inside, at most so many."""
+        scores = self._correct(plain)
+        top = scores.masked_fill(~inside, -math.inf).topk(most).indices
+        values = scores.gather(1, top).tolist()
+        chances: list[list[float | None]] = [[None] * most] * len(top)
+        if self._calibration is not None:
+            chances = log_probabilities(plain, self._calibration, self._class_counts).exp().gather(1, top).tolist()
+        sizes = inside.sum(1).clamp(max=most).tolist()
+        for indices, of_scores, of_chances, size in zip(top.tolist(), values, chances, sizes, strict=True):
+            best = zip(indices[:size], of_scores[:size], of_chances[:size], strict=True)
+            yield [Suggestion(self.classes[index], index, score, chance) for index, score, chance in best]
 
     def embed(self, inputs: Any) -> Tensor:
         """``(d,)`` or ``(N, d)`` features in front of the last layer, on the CPU; vectors are their own features."""

@@ -10,6 +10,7 @@ tensorboard/       the same numbers as events
 checkpoints/       the last two training states, each with its checksum in its name,
                    and the best weights before the last
 best.safetensors   weights of the best epoch
+scores.safetensors scores of all classes for the validation and test images
 test_*             predictions and accuracy by class on the test images, of uncorrected scores
 correction.json    the correction of the scores for the prior, and what it rests on (absent without)
 final.json         the result, written last: its presence means that the run has finished

@@ -20,11 +20,12 @@ from shortlist.program.devices import autocast, pick_device
 from shortlist.program.runs.folder import RunFolder
 from shortlist.program.runs.model import load_correction, load_model
 from shortlist.program.runs.records import refuse_other_data
+from shortlist.program.runs.scores import Scores
 from shortlist.program.runs.start import normalised_as_recorded
 from shortlist.program.text import spreadsheet_cell
 
 _FEWEST_SUGGESTIONS_KEPT = 10
-_MOST_SCORES_KEPT = 2**28  # a GiB
+_MOST_SCORES_IN_MEMORY = 2**28  # a GiB
 
 
 @dataclass(frozen=True)
@@ -135,8 +136,12 @@ def evaluate(
     rank: int = 0,
     world_size: int = 1,
     correction: PriorCorrection | None = None,
+    kept: "KeptScores | None" = None,
 ) -> Evaluation:
-    """Evaluate this rank's share of the images, then add up the shares; with a correction, without and with it."""
+    """Evaluate this rank's share of the images, then add up the shares; with a correction, without and with it.
+
+    ``kept`` keeps the plain scores.
+    """
     plain = _Tally(problem, split, ks, device)
     corrected = None if correction is None else _Tally(problem, split, ks, device)
     plan = evaluation_plan(len(split), batch_size, rank, world_size)
@@ -144,40 +149,63 @@ def evaluate(
         plain.add(output, target, indices)
         if corrected is not None and correction is not None:
             corrected.add(correction(output), target, indices)
+        if kept is not None:
+            kept.add(output, target, indices)
     result = plain.result(split, world_size)
     return result if corrected is None else replace(result, corrected=corrected.result(split, world_size))
 
 
 @torch.inference_mode()
-def validation_scores(
+def split_scores(
     model: nn.Module,
-    problem: Problem,
+    split: Split,
+    num_classes: int,
     *,
     device: torch.device,
     batch_size: int,
     rank: int = 0,
     world_size: int = 1,
-) -> tuple[Tensor, Tensor]:
-    """``(N, L)`` scores and ``(N,)`` labels of the validation images that could be read, on every rank.
-
-    Of more images than memory should hold, evenly spaced ones.
-    """
-    split, num_classes = problem.val, len(problem.classes)
-    every = max(1, math.ceil(len(split) * num_classes / _MOST_SCORES_KEPT))
-    chosen = torch.arange(0, len(split), every)
-    # Zero for the images of other ranks, so that a sum over ranks gives each image its row.
-    scores = torch.zeros(len(chosen), num_classes, device=device)
-    read = torch.zeros(len(chosen), dtype=torch.int64, device=device)
-    labels = torch.zeros_like(read)
-    plan = [chosen[part] for part in evaluation_plan(len(chosen), batch_size, rank, world_size)]
+) -> Scores:
+    """The scores of a split, on every rank; of more images than memory should hold, those of evenly spaced ones."""
+    kept = KeptScores(split, num_classes, device)
+    plan = [kept.images[part] for part in evaluation_plan(len(kept.images), batch_size, rank, world_size)]
     for output, target, indices in _outputs(model, split, plan, device):
-        rows = indices // every
-        scores[rows], labels[rows], read[rows] = output, target, 1
-    if world_size > 1:
-        for tensor in (scores, labels, read):
-            dist.all_reduce(tensor)
-    is_read = read == 1
-    return scores[is_read], labels[is_read]
+        kept.add(output, target, indices)
+    return kept.result(world_size)
+
+
+class KeptScores:
+    """Collects the scores of all classes while a split is evaluated.
+
+    Args:
+        split: The split.
+        num_classes: Number L of classes.
+        device: Where the scores come from.
+        most: Of more scores than this, those of evenly spaced images are kept.
+    """
+
+    def __init__(
+        self, split: Split, num_classes: int, device: torch.device, most: int = _MOST_SCORES_IN_MEMORY
+    ) -> None:
+        self._every = max(1, math.ceil(len(split) * num_classes / most))
+        self.images = torch.arange(0, len(split), self._every)
+        # Zero for the images of other ranks, so that a sum over ranks gives each image its row.
+        self._scores = torch.zeros(len(self.images), num_classes, device=device)
+        self._read = torch.zeros(len(self.images), dtype=torch.int64, device=device)
+        self._labels = torch.zeros_like(self._read)
+
+    def add(self, output: Tensor, target: Tensor, indices: Tensor) -> None:
+        """A batch: its scores, labels, and numbers in the split."""
+        chosen = indices % self._every == 0
+        rows = indices[chosen] // self._every
+        self._scores[rows], self._labels[rows], self._read[rows] = output[chosen], target[chosen], 1
+
+    def result(self, world_size: int) -> Scores:
+        if world_size > 1:
+            for tensor in (self._scores, self._labels, self._read):
+                dist.all_reduce(tensor)
+        is_read = self._read == 1
+        return Scores(self._scores[is_read], self._labels[is_read], self.images[is_read.cpu()])
 
 
 def _outputs(

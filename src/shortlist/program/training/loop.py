@@ -33,6 +33,7 @@ from shortlist.program.runs.records import (
     write_correction,
     write_facts,
 )
+from shortlist.program.runs.scores import MOST_WRITTEN, Scores, write_scores
 from shortlist.program.runs.start import refuse_other_start
 from shortlist.program.text import some_of
 from shortlist.program.training.build import Parts, build, open_fabric, undefined_metric
@@ -40,7 +41,7 @@ from shortlist.program.training.callbacks import Callback, ProgressDisplay, Tens
 from shortlist.program.training.checkpoint import Position, lines_of, restore, training_state
 from shortlist.program.training.class_weights import set_class_weights
 from shortlist.program.training.correction import fit_correction
-from shortlist.program.training.evaluate import Evaluation, evaluate
+from shortlist.program.training.evaluate import Evaluation, KeptScores, evaluate, split_scores
 from shortlist.program.training.signals import StopRequests, stop_requests
 from shortlist.program.training.step import uncompiled
 from shortlist.program.training.thumbnails import save_pictures
@@ -146,30 +147,43 @@ class Trainer:
         self.say(f"testing the weights of epoch {self.position.best_epoch + 1}")
         self.fabric.barrier()  # no rank reads the weights before they are written
         load_best(self.parts.network, self.run, self.problem.input_shape)
-        correction = self._fit_correction()
-        result = self._evaluate("test", correction)
+        val = self._validation_scores()
+        correction = self._fit_correction(val)
+        kept = KeptScores(self.problem.test, len(self.problem.classes), self.fabric.device, MOST_WRITTEN)
+        result = self._evaluate("test", correction, kept)
+        test = kept.result(self.fabric.world_size)
         skipped = self._skipped()
         if result.ties:
             self.say(result.ties)
         if skipped:
             self.say(f"left out, as they could not be read: {len(skipped)}: {some_of(skipped)}")
         if self.writes:
+            write_scores(self.run, val=val, test=test)
             self._write_result(result, skipped)
         self.fabric.barrier()  # no rank reads the result before it is written
 
-    def _fit_correction(self) -> PriorCorrection | None:
-        """Choose the correction for the prior on the validation images, and record it; None without one."""
+    def _validation_scores(self) -> Scores:
         with self._ready_to_evaluate():
-            found = fit_correction(
+            return split_scores(
                 self.parts.model,
-                self.problem,
-                self.config,
-                best_sha256=file_digest(self.run.path / BEST),
+                self.problem.val,
+                len(self.problem.classes),
                 device=self.fabric.device,
+                batch_size=self.config.train.eval_batch_size,
                 rank=self.fabric.global_rank,
                 world_size=self.fabric.world_size,
-                say=self.say,
             )
+
+    def _fit_correction(self, val: Scores) -> PriorCorrection | None:
+        """Choose the correction for the prior on the validation images, and record it; None without one."""
+        found = fit_correction(
+            val,
+            self.problem,
+            self.config,
+            best_sha256=file_digest(self.run.path / BEST),
+            world_size=self.fabric.world_size,
+            say=self.say,
+        )
         if found is None:
             return None
         correction, chosen = found
@@ -330,7 +344,9 @@ class Trainer:
         with uncompiled(self.config):
             yield
 
-    def _evaluate(self, split: str, correction: PriorCorrection | None = None) -> Evaluation:
+    def _evaluate(
+        self, split: str, correction: PriorCorrection | None = None, kept: KeptScores | None = None
+    ) -> Evaluation:
         with self._ready_to_evaluate():
             return evaluate(
                 self.parts.model,
@@ -342,6 +358,7 @@ class Trainer:
                 rank=self.fabric.global_rank,
                 world_size=self.fabric.world_size,
                 correction=correction,
+                kept=kept,
             )
 
     def _checkpoint(self, *, is_best: bool = False) -> None:
