@@ -106,8 +106,8 @@ if not TYPE_CHECKING:
         "topk_value": "ops.smoothing",
     }
     # ``import *`` and ``help`` load every name in ``__all__``; these need more than torch.
-    _NEEDS = {"SetMetrics": "torchmetrics", "TopKMetrics": "torchmetrics", "load": "timm"}
-    __all__ = [name for name in __all__ if name not in _NEEDS or importlib.util.find_spec(_NEEDS[name])]
+    _NEEDS = {"SetMetrics": ["torchmetrics"], "TopKMetrics": ["torchmetrics"], "load": ["timm", "torchmetrics"]}
+    __all__ = [name for name in __all__ if all(map(importlib.util.find_spec, _NEEDS.get(name, [])))]
 
     def __getattr__(name):
         if name == "functional":

@@ -153,7 +153,7 @@ def calibration_error(probabilities: Tensor, labels: Tensor) -> float | None:
     correct = (best.indices == labels).double()
     place = (best.values * _BINS).long().clamp(max=_BINS - 1)
     gap = torch.zeros(_BINS, dtype=torch.float64).index_add_(0, place, correct - best.values)
-    return round(gap.abs().sum().item() / len(labels), 12)
+    return round(gap.abs().sum().item() / len(labels), 6)
 
 
 def _errors(probabilities: Tensor, labels: Tensor, counts: Tensor) -> dict[str, float | None]:
