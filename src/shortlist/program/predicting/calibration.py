@@ -16,6 +16,7 @@ from shortlist.errors import ShortlistError
 from shortlist.metrics import SetMetrics
 from shortlist.ops.class_counts import size_groups
 from shortlist.program.data.alter import shuffled_within_classes
+from shortlist.program.runs.card import write_card
 from shortlist.program.runs.checks import is_number, is_text, is_whole
 from shortlist.program.runs.folder import BEST, RunFolder, file_digest
 from shortlist.program.runs.records import read_classes
@@ -83,6 +84,8 @@ def calibrate(run: RunFolder, seed: int = 0) -> Calibration:
     probabilities = log_probabilities(test.scores[~is_kept], found, counts).exp()
     found = dataclasses.replace(found, error=_errors(probabilities, test.labels[~is_kept], counts))
     run.write_json(FILE, dataclasses.asdict(found))
+    if run.finished:
+        write_card(run)
     return found
 
 

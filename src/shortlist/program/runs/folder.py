@@ -13,7 +13,9 @@ best.safetensors   weights of the best epoch
 scores.safetensors scores of all classes for the validation and test images
 test_*             predictions and accuracy by class on the test images, of uncorrected scores
 correction.json    the correction of the scores for the prior, and what it rests on (absent without)
-final.json         the result, written last: its presence means that the run has finished
+calibration.json   how scores become probabilities, and what sets rest on (absent without)
+README.md          the model card, made from the other files
+final.json         the result, written last but for the card: its presence means that the run has finished
 """
 
 import hashlib

@@ -24,6 +24,7 @@ from shortlist.prior_correction import PriorCorrection
 from shortlist.program.config import RunConfig
 from shortlist.program.data.base import Problem, evaluation_plan
 from shortlist.program.data.in_memory import TensorSplit
+from shortlist.program.runs.card import write_card
 from shortlist.program.runs.environment import environment
 from shortlist.program.runs.folder import BEST, RunFolder, as_safetensors, default_folder, file_digest
 from shortlist.program.runs.model import load_best
@@ -160,6 +161,7 @@ class Trainer:
         if self.writes:
             write_scores(self.run, val=val, test=test)
             self._write_result(result, skipped)
+            write_card(self.run)
         self.fabric.barrier()  # no rank reads the result before it is written
 
     def _validation_scores(self) -> Scores:
