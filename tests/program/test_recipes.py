@@ -37,7 +37,7 @@ def test_the_last_layer_is_a_cosine_for_losses_that_take_cosines(name: str) -> N
     assert (config.model.head == "cosine") == config.loss.takes_cosines
     for loss in ("cross_entropy", "ldam"):
         other = recipes.with_loss(config, loss)
-        assert (other.loss.name, other.loss.k) == (loss, config.loss.k)
+        assert (other.loss.name, other.loss.largest_k) == (loss, config.loss.largest_k)
         assert other.model.head == ("cosine" if loss == "ldam" else "linear")
         assert re.fullmatch("[0-9a-f]{10}", other.key())
 

@@ -55,7 +55,7 @@ def _trained_how(run: RunFolder, config: RunConfig) -> str:
     frozen = ", frozen except for its last layer" if config.model.frozen else ""
     parts = [
         f"Network: {network}{frozen}. Loss: {config.loss.label.lower()}. {counted(config.train.epochs, 'epoch')}, "
-        f"seed {config.seed}, recipe `{_plain(config.recipe)}`.",
+        f"seed {config.seed}, recipe {_plain(config.recipe)}.",
         f"Version {_plain(version)}." if version else "",
         f"Trained {_plain(str(environment.get('started', ''))[:10])} on {_plain(str(environment.get('device', '')))}.",
         "All settings are in `config.json`.",
