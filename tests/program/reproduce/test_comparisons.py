@@ -74,6 +74,15 @@ def test_the_file_holds_what_the_runs_say(place: Path) -> None:
     assert [loss.val for loss in found.losses] == sorted((loss.val for loss in found.losses), reverse=True)
 
 
+@pytest.mark.parametrize("name", COMPARISONS)
+def test_every_comparison_runs_on_tiny_data(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    research.reproduce([name, "--scale", "smoke", "--only", *TWO, "--seeds", "0"])
+    comparison = COMPARISONS[name]
+    found = read_comparison(comparison, comparison_file(tmp_path / "results", comparison, "smoke"))
+    assert [len(loss.runs) for loss in found.losses] == [1, 1]
+
+
 def test_losses_of_another_command_stay_in_the_file(
     place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -106,9 +106,17 @@ def reproduce(arguments: list[str]) -> None:
     for name in parsed.names:
         if name in COMPARISONS:
             _reproduce_comparison(COMPARISONS[name], parsed)
-    if all(name in COMPARISONS for name in parsed.names):
-        return
-    _check_patterns(parsed.only, [EXPERIMENTS[name] for name in parsed.names if name in EXPERIMENTS])
+    others = [name for name in parsed.names if name not in COMPARISONS]
+    if others:
+        _reproduce_tables(others, parsed)
+
+
+def _reproduce_tables(names: Sequence[str], parsed: ReproduceArguments) -> None:
+    """The tables and figures of docs/reproduction.md."""
+    from shortlist.program.reproduce.figures import FIGURES
+    from shortlist.program.reproduce.registry import EXPERIMENTS
+
+    _check_patterns(parsed.only, [EXPERIMENTS[name] for name in names if name in EXPERIMENTS])
 
     from shortlist.program.reproduce.document import figures_folder
     from shortlist.program.reproduce.figures import from_results
@@ -117,9 +125,7 @@ def reproduce(arguments: list[str]) -> None:
 
     failures: list[str] = []
     pictures = parsed.results / "smoke" if parsed.scale == "smoke" else figures_folder(parsed.docs)
-    for name in parsed.names:
-        if name in COMPARISONS:
-            continue
+    for name in names:
         if name in FIGURES:
             for path in FIGURES[name](pictures, parsed.scale):
                 show(path)

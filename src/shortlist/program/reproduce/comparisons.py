@@ -62,8 +62,9 @@ class Comparison:
         if scale == "smoke":
             from shortlist.program.reproduce import tiny_data
 
-            whole = {"model.frozen": False, "model.weights": "", "data.fit": "crop", "data.image_size": 0}
-            tiny = {**TINY, **whole, "data.root": str(tiny_data.path(Path("runs"))), "train.epochs": 1}
+            whole = {"model.frozen": False, "model.weights": "", "optim.head_lr_factor": 1}
+            no_files = {"data.fit": "crop", "data.image_size": 0, "data.canvas": 0}
+            tiny = {**TINY, **whole, **no_files, "data.root": str(tiny_data.path(Path("runs"))), "train.epochs": 1}
             return changed(recipe, {**measured, **self.changes, **tiny})
         # A last layer alone is trained in no time, and its features are best in full precision.
         fast = {} if recipe.model.frozen else FAST
