@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 import shortlist as sl
 from shortlist.program.cli import research
 from shortlist.program.compare.search import search_points
+from shortlist.program.data.alter import thin_validation
 from shortlist.program.documents import END, begin_mark
 from shortlist.program.losses import Range
 from shortlist.program.reproduce.comparison_results import Found, comparison_file, read_comparison
@@ -17,6 +19,7 @@ from shortlist.program.reproduce.figures.rare_classes import size_bins
 from shortlist.program.reproduce.rare_classes import write_rare_classes
 from shortlist.program.runs.folder import RunFolder
 from shortlist.program.runs.records import read_result
+from shortlist.program.runs.scores import read_scores
 from tests.support.reproducing import ROOT
 
 NAME = "rare-cifar100-lt"
@@ -72,6 +75,20 @@ def test_the_file_holds_what_the_runs_say(place: Path) -> None:
             known = [value for value in run.class_accuracy if value is not None]
             assert sum(known) / len(known) == pytest.approx(result["test_corrected"]["macro_top5"], abs=1e-3)
     assert [loss.val for loss in found.losses] == sorted((loss.val for loss in found.losses), reverse=True)
+
+
+def test_a_correction_by_few_images_is_that_of_thinned_validation_images(place: Path) -> None:
+    content = json.loads((place / f"results/smoke/{NAME}.json").read_text())
+    written = content["losses"][0]["runs"][0]
+    run = RunFolder(place / written["folder"])
+    val, test = read_scores(run, "val"), read_scores(run, "test")
+    counts = run.read_json("classes.json")["train_images"]
+    few = thin_validation(val, len(counts), replace(run.config.data, thin_validation=True))
+    assert len(few.labels) < len(val.labels)
+    correction = sl.PriorCorrection(counts).fit(few.scores, few.labels, k=5)
+    metrics = sl.TopKMetrics(len(counts))
+    metrics.update(correction(test.scores), test.labels)
+    assert written["test_thinned"]["macro_top5"] == pytest.approx(metrics.compute()["macro_top5"].item(), abs=1e-6)
 
 
 @pytest.mark.parametrize("name", COMPARISONS)

@@ -169,8 +169,7 @@ def _errors(probabilities: Tensor, labels: Tensor, counts: Tensor) -> dict[str, 
 
 def _rows(test: Scores, calibration: Calibration, *, inside: bool) -> Scores:
     chosen = torch.isin(test.images, torch.tensor(calibration.set_images, dtype=torch.int64))
-    kept = chosen if inside else ~chosen
-    return Scores(test.scores[kept], test.labels[kept], test.images[kept])
+    return test.subset(chosen if inside else ~chosen)
 
 
 def _half(labels: Tensor, seed: int) -> Tensor:

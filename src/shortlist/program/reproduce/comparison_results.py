@@ -7,23 +7,28 @@ without the runs.
 import csv
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
 from shortlist.errors import ShortlistError
+from shortlist.metrics import TopKMetrics
 from shortlist.program.atomic_files import locked, write_file
 from shortlist.program.compare.intervals import Interval, interval, paired_difference
 from shortlist.program.compare.results import as_json
 from shortlist.program.compare.running import compare
 from shortlist.program.compare.standings import Standings
 from shortlist.program.config import RunConfig, from_dict
+from shortlist.program.data.alter import thin_validation
 from shortlist.program.reproduce import Scale, tiny_data
 from shortlist.program.reproduce.comparisons import BASELINES, SEEDS, Comparison
 from shortlist.program.runs.folder import RunFolder
+from shortlist.program.runs.model import prior_correction
 from shortlist.program.runs.records import read_classes
+from shortlist.program.runs.scores import read_scores
 from shortlist.program.training.callbacks import Callback
+from shortlist.program.training.evaluate import numbers_of
 
 _BY_CLASS = "corrected_top5"
 
@@ -44,6 +49,9 @@ class Run:
     """As the network would be used; equal to ``plain`` for a run without a correction."""
     class_accuracy: tuple[float | None, ...]
     """Corrected top-5 accuracy of each class; None for a class without test images."""
+    thinned: Mapping[str, float | None] | None = None
+    """The same as ``corrected`` with a correction chosen on validation images as long-tailed as the training images, if
+    those of the run are not."""
 
 
 @dataclass(frozen=True)
@@ -66,6 +74,10 @@ class Loss:
 
     def mean(self, metric: str, *, corrected: bool = True) -> Interval | None:
         return interval(list(self.values(metric, corrected=corrected).values()))
+
+    def thinned(self, metric: str) -> Interval | None:
+        """A test metric with the correction of few validation images."""
+        return interval([value for run in self.runs if run.thinned and (value := run.thinned.get(metric)) is not None])
 
     def difference(self, other: "Loss", metric: str) -> Interval | None:
         """To another loss, paired by seed, both corrected."""
@@ -184,6 +196,7 @@ def _run(run: Mapping[str, Any]) -> Run:
         plain=run["test"],
         corrected=run["test_corrected"] or run["test"],
         class_accuracy=tuple(run["class_accuracy"]),
+        thinned=run.get("test_thinned"),
     )
 
 
@@ -211,11 +224,31 @@ def _with_details(entry: dict[str, Any]) -> dict[str, Any]:
                 "started": environment.get("started"),
                 "test": _rounded(run["test"]),
                 "test_corrected": run["test_corrected"] and _rounded(run["test_corrected"]),
+                "test_thinned": _corrected_by_few(folder),
                 "class_accuracy": _class_accuracy(folder.path / "test_per_class.csv"),
             }
         )
     kept = {name: entry[name] for name in ("name", "state", "failure", "config", "searched", "trials")}
     return kept | {"runs": runs}
+
+
+def _corrected_by_few(run: RunFolder) -> dict[str, float | None] | None:
+    """Test metrics after a correction chosen on validation images that are thinned like the training images.
+
+    That is what somebody would get whose validation images are as rare as the training images. Epoch and settings are
+    still those chosen on all validation images. None if the run's validation images are thinned, or its data is not.
+    """
+    config = run.config
+    if config.data.imbalance == 1 or config.data.thin_validation:
+        return None
+    val, test, sizes = read_scores(run, "val"), read_scores(run, "test"), read_classes(run).train_images
+    few = thin_validation(val, len(sizes), replace(config.data, thin_validation=True))
+    average, _, k = config.select_metric.partition("_top")
+    correction = prior_correction(sizes)
+    correction.fit(few.scores, few.labels, int(k), "micro" if average == "micro" else "macro")
+    metrics = TopKMetrics(len(sizes), config.all_ks, sizes)
+    metrics.update(correction(test.scores), test.labels)
+    return _rounded(numbers_of(metrics))
 
 
 def _rounded(metrics: Mapping[str, float | None]) -> dict[str, float | None]:

@@ -20,6 +20,7 @@ from shortlist.program.text import counted
 NAME = "rare-classes"
 _MINUS = "\N{MINUS SIGN}"
 _GROUPS = ("few", "medium", "many")
+_BY_FEW = "top-5, τ by few images"
 
 
 def write_rare_classes(results: Path, docs: Path) -> Path:
@@ -70,6 +71,9 @@ def results_table(losses: Sequence[Loss]) -> str:
         "τ",
     ]
     lines = [_result_line(loss, baseline) for loss in losses]
+    if any(loss.thinned("macro_top5") for loss in losses):
+        headings.append(_BY_FEW)
+        lines = [[*line, _percent(loss.thinned("macro_top5"))] for line, loss in zip(lines, losses, strict=True)]
     return _markdown(headings, lines)
 
 
@@ -110,6 +114,11 @@ def _notes(comparison: Comparison, losses: Sequence[Loss]) -> Iterator[str]:
         f"Few, medium and many: classes with less than {FEW_BELOW}, up to {MANY_ABOVE} and more training images. τ: "
         "mean strength of the correction, chosen on the validation images."
     )
+    if any(loss.thinned("macro_top5") for loss in losses):
+        yield (
+            "τ by few images: τ chosen on validation images that are thinned like the training images, as somebody has "
+            "them who collected all images in the same way. Epoch and settings are the same as in the other columns."
+        )
     if comparison.remarks:
         yield comparison.remarks
     yield _search_described(comparison)

@@ -28,6 +28,9 @@ class Scores:
     images: Tensor
     """``(N,)`` their numbers in the split, on the CPU."""
 
+    def subset(self, indices: Tensor) -> "Scores":
+        return Scores(self.scores[indices], self.labels[indices], self.images[indices])
+
 
 def write_scores(run: RunFolder, **splits: Scores) -> None:
     """Keep the scores of the best weights, by the names of the splits."""
