@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from shortlist.program.reproduce.experiment import Experiment
 
 
+_HEADS = "rare-heads"
+
+
 @dataclass(frozen=True)
 class BenchArguments:
     suites: Annotated[tuple[Suite, ...], tyro.conf.arg(metavar="SUITE ..."), tyro.conf.Positional] = ()
@@ -96,7 +99,7 @@ def reproduce(arguments: list[str]) -> None:
     from shortlist.program.reproduce.figures import FIGURES
     from shortlist.program.reproduce.registry import EXPERIMENTS
 
-    known = [*EXPERIMENTS, *COMPARISONS, *FIGURES]
+    known = [*EXPERIMENTS, *COMPARISONS, _HEADS, *FIGURES]
     if not parsed.names:
         raise ShortlistError(f"name a table or figure: {', '.join(known)}")
     for name in parsed.names:
@@ -106,7 +109,9 @@ def reproduce(arguments: list[str]) -> None:
     for name in parsed.names:
         if name in COMPARISONS:
             _reproduce_comparison(COMPARISONS[name], parsed)
-    others = [name for name in parsed.names if name not in COMPARISONS]
+    if _HEADS in parsed.names:
+        _reproduce_heads(parsed)
+    others = [name for name in parsed.names if name not in (*COMPARISONS, _HEADS)]
     if others:
         _reproduce_tables(others, parsed)
 
@@ -171,6 +176,18 @@ def _reproduce_comparison(comparison: "Comparison", parsed: ReproduceArguments) 
         show(text)
 
 
+def _reproduce_heads(parsed: ReproduceArguments) -> None:
+    from shortlist.program.reproduce.comparison_results import comparison_file, read_comparison
+    from shortlist.program.reproduce.comparisons import COMPARISONS, SEEDS
+    from shortlist.program.reproduce.heads import COMPARISON, train_heads
+
+    if parsed.scale == "smoke":
+        raise ShortlistError(f"{_HEADS} has no tiny version: it needs trained networks")
+    comparison = COMPARISONS[COMPARISON]
+    found = read_comparison(comparison, comparison_file(parsed.results, comparison, parsed.scale))
+    show(train_heads(found, seeds=parsed.seeds or SEEDS, results=parsed.results, say=say))
+
+
 def _check_patterns(patterns: Sequence[str], experiments: "Sequence[Experiment]") -> None:
     """Raise an error for a pattern that matches no cell of any experiment."""
     for pattern in patterns:
@@ -190,6 +207,7 @@ def _list_experiments() -> None:
     print(f"{reproduce.__doc__}\n\nTables and figures (shortlist reproduce --help shows the options):\n")
     titles = {name: experiment.title for name, experiment in EXPERIMENTS.items()}
     titles |= {name: f"Losses compared: {comparison.title}" for name, comparison in COMPARISONS.items()}
+    titles |= {_HEADS: "Every last layer on every network of rare-cifar100-lt"}
     titles |= {name: f"{name.replace('-', ' ').capitalize()}, a figure without training" for name in FIGURES}
     width = max(map(len, titles))
     for name, title in titles.items():

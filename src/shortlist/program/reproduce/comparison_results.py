@@ -39,8 +39,8 @@ class Run:
 
     seed: int
     commit: str
-    gpu: str
-    date: str
+    device: str
+    started: str
     val: float
     """The metric of the comparison on the validation images, corrected for class sizes."""
     tau: float | None
@@ -189,8 +189,8 @@ def _run(run: Mapping[str, Any]) -> Run:
     return Run(
         seed=run["seed"],
         commit=run["commit"],
-        gpu=run["device"],
-        date=run["started"],
+        device=run["device"],
+        started=run["started"],
         val=run["val"],
         tau=run["tau"],
         plain=run["test"],

@@ -12,8 +12,9 @@ from shortlist.program.documents import MarkedPage
 from shortlist.program.losses import Range
 from shortlist.program.report.names import loss_settings, settings, shown
 from shortlist.program.report.summary import ABSENT, PLUS_MINUS
-from shortlist.program.reproduce.comparison_results import Found, Loss, comparison_file, read_comparison
-from shortlist.program.reproduce.comparisons import COMPARISONS, Comparison
+from shortlist.program.reproduce import heads
+from shortlist.program.reproduce.comparison_results import Found, Loss, Run, comparison_file, read_comparison
+from shortlist.program.reproduce.comparisons import COMPARISONS, CONTENDERS, Comparison
 from shortlist.program.reproduce.figures import rare_classes as figures
 from shortlist.program.text import counted
 
@@ -36,8 +37,34 @@ def write_rare_classes(results: Path, docs: Path) -> Path:
         raise ShortlistError(f"there are no comparisons in {results}")
     page = MarkedPage(docs / f"{NAME}.md", "shortlist reproduce --document")
     made = [text for name, comparison in COMPARISONS.items() for text in _part(comparison, found.get(name), docs)]
+    made += _heads(results / f"{heads.NAME}.json")
     page.rewrite("\n\n".join(made))
     return page.path
+
+
+def _heads(path: Path) -> Iterator[str]:
+    yield "## Every last layer on every network"
+    yield f"`shortlist reproduce {heads.NAME}`"
+    if not path.is_file():
+        yield "Not run yet."
+        return
+    runs = heads.read_heads(path)
+    labels = [CONTENDERS[name].label for name in heads.LOSSES]
+    for k in (1, 5):
+        lines = [
+            [
+                CONTENDERS[row].label,
+                *(_percent(heads.mean_of(runs, row, head, f"macro_top{k}")) for head in heads.LOSSES),
+            ]
+            for row in heads.LOSSES
+        ]
+        yield f"Macro top-{k}. Rows: the loss that trained the network; columns: the loss of its new last layer."
+        yield _markdown(["loss", *labels], lines)
+    yield (
+        f"- CIFAR-100-LT, the networks of `{heads.COMPARISON}`, frozen; last layers trained for 30 epochs, corrected "
+        "for class sizes. ±: 95 % interval over seeds.\n"
+        f"- {_origin(runs)}"
+    )
 
 
 def _part(comparison: Comparison, found: Found | None, docs: Path) -> Iterator[str]:
@@ -128,12 +155,16 @@ def _notes(comparison: Comparison, losses: Sequence[Loss]) -> Iterator[str]:
             f"{counted(len(dropped), 'loss', 'losses')} got no further seeds, after three or more: their paired "
             "difference to the leader on the validation images had a 95 % interval below zero."
         )
-    runs = [run for loss in losses for run in loss.runs]
-    machines = ", ".join(dict.fromkeys(run.gpu for run in runs))
-    days = sorted(run.date[:10] for run in runs)
+    yield _origin([run for loss in losses for run in loss.runs])
+
+
+def _origin(runs: Sequence[Run | heads.HeadRun]) -> str:
+    """How many runs there are, and where, when and with which commits they were made."""
+    machines = ", ".join(dict.fromkeys(run.device for run in runs))
+    days = sorted(run.started[:10] for run in runs)
     period = " to ".join(dict.fromkeys((days[0], days[-1])))
     commits = ", ".join(dict.fromkeys(commit for run in runs for commit in run.commit.split()))
-    yield f"{counted(len(runs), 'run')} {period} on {machines}{commits and f', commit {commits}'}."
+    return f"{counted(len(runs), 'run')} {period} on {machines}{commits and f', commit {commits}'}."
 
 
 def _search_described(comparison: Comparison) -> str:
