@@ -23,13 +23,16 @@ _CITATION = """```bibtex
 ```"""
 
 
-def write_card(run: RunFolder) -> None:
-    """Write the card of a finished run, or write it anew after something was added to the run."""
-    run.write_file(FILE, ("\n\n".join(_parts(run)) + "\n").encode())
+def write_card(run: RunFolder, result: Mapping[str, Any] | None = None) -> None:
+    """Write the card of a run, or write it anew after something was added to the run.
+
+    ``result`` is what ``final.json`` will hold, if it is not written yet: it must be the last file of a run.
+    """
+    run.write_file(FILE, ("\n\n".join(_parts(run, result or read_result(run))) + "\n").encode())
 
 
-def _parts(run: RunFolder) -> Iterator[str]:
-    config, classes, result = run.config, read_classes(run), read_result(run)
+def _parts(run: RunFolder, result: Mapping[str, Any]) -> Iterator[str]:
+    config, classes = run.config, read_classes(run)
     k, count = config.loss.largest_k, len(classes.names)
     name = _plain(run.path.resolve().name)
     yield f"# {name}: {counted(k, 'suggestion')} among {counted(count, 'class', 'classes')}"

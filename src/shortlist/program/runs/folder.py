@@ -15,7 +15,7 @@ test_*             predictions and accuracy by class on the test images, of unco
 correction.json    the correction of the scores for the prior, and what it rests on (absent without)
 calibration.json   how scores become probabilities, and what sets rest on (absent without)
 README.md          the model card, made from the other files
-final.json         the result, written last but for the card: its presence means that the run has finished
+final.json         the result, written last: its presence means that the run has finished
 """
 
 import hashlib

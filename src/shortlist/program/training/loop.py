@@ -161,7 +161,6 @@ class Trainer:
         if self.writes:
             write_scores(self.run, val=val, test=test)
             self._write_result(result, skipped)
-            write_card(self.run)
         self.fabric.barrier()  # no rank reads the result before it is written
 
     def _validation_scores(self) -> Scores:
@@ -395,20 +394,19 @@ class Trainer:
         self.run.write_file("test_predictions.safetensors", safetensors.torch.save(result.predictions))
         save_pictures(self.run, self.problem.test, result.labels, result.suggestions)
         self.run.write_file("test_per_class.csv", result.per_class_csv(self.problem).encode())
-        self.run.write_json(
-            "final.json",
-            {
-                "best_epoch": self.position.best_epoch,
-                "select": self.config.select_metric,
-                "val": {name[4:]: value for name, value in best_line.items() if name.startswith("val_")},
-                "test": result.metrics,
-                **({"test_corrected": result.corrected.metrics} if result.corrected else {}),
-                "train_seconds": self.position.seconds,
-                "skipped_images": len(skipped),
-                "skipped_files": skipped,
-                "best_sha256": file_digest(self.run.path / BEST),
-            },
-        )
+        final = {
+            "best_epoch": self.position.best_epoch,
+            "select": self.config.select_metric,
+            "val": {name[4:]: value for name, value in best_line.items() if name.startswith("val_")},
+            "test": result.metrics,
+            **({"test_corrected": result.corrected.metrics} if result.corrected else {}),
+            "train_seconds": self.position.seconds,
+            "skipped_images": len(skipped),
+            "skipped_files": skipped,
+            "best_sha256": file_digest(self.run.path / BEST),
+        }
+        write_card(self.run, final)
+        self.run.write_json("final.json", final)
 
 
 def _sum_over_ranks(fabric: lightning_fabric.Fabric, value: float) -> float:
