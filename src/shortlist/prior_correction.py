@@ -5,14 +5,14 @@ Shape suffixes: N images, R rows (some of the images), L classes, M breakpoints.
 
 import math
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Literal, Self, get_args
 
 import torch
 from torch import Tensor, nn
 
 from shortlist.errors import ShortlistError
-from shortlist.ops.batch import checked_rows
+from shortlist.ops.batch import checked_rows, row_chunks
 from shortlist.ops.checks import (
     ClassCounts,
     check_floating,
@@ -171,7 +171,7 @@ class PriorCorrection(nn.Module):
         left_out_L = self.left_out.to(target_N.device)
         first = torch.zeros(1, dtype=torch.float64, device=target_N.device)
         taus, changes = [torch.zeros_like(first)], [torch.zeros_like(first)]
-        for rows in _chunks(scores_NL):
+        for rows in row_chunks(scores_NL, _AT_ONCE):
             scores_RL = scores_NL[rows].double().masked_fill(left_out_L, -math.inf) - begin * log_prior_L
             steps = _RowSteps(scores_RL, target_N[rows], log_prior_L, k, end - begin)
             first += (steps.first_R * weight_N[rows]).sum()
@@ -193,7 +193,7 @@ class PriorCorrection(nn.Module):
         images_D = size_N.bincount(minlength=len(sizes_D))
         log_D, seen_D = sizes_D.log(), images_D > 0
         share_D = torch.zeros_like(sizes_D)
-        for rows in _chunks(log_D.unsqueeze(1).expand(-1, len(sizes_D))):
+        for rows in row_chunks(log_D.unsqueeze(1).expand(-1, len(sizes_D)), _AT_ONCE):
             distance_RD = (log_D[rows].unsqueeze(1) - log_D[seen_D]) / _SIMILAR_SIZE
             near_RD = (images_D[seen_D].log() - distance_RD.square() / 2).softmax(1)
             share_D[seen_D] += classes_D[rows].double() @ near_RD
@@ -318,10 +318,10 @@ def _temperature(scores_NL: Tensor, target_N: Tensor, class_counts_L: Tensor) ->
     """
     every = max(1, scores_NL.numel() // _FOR_TEMPERATURE)
     scores_NL, target_N = scores_NL[::every], target_N[::every]
-    finite_N = torch.cat([scores_NL[rows].isfinite().all(1) for rows in _chunks(scores_NL)])
+    finite_N = torch.cat([scores_NL[rows].isfinite().all(1) for rows in row_chunks(scores_NL, _AT_ONCE)])
     if not finite_N.all():
         scores_NL, target_N = scores_NL[finite_N], target_N[finite_N]
-    spread = sum(scores_NL[rows].double().std(1, correction=0).sum().item() for rows in _chunks(scores_NL))
+    spread = sum(scores_NL[rows].double().std(1, correction=0).sum().item() for rows in row_chunks(scores_NL, _AT_ONCE))
     if spread == 0:
         return 0.0
     unit = spread / len(target_N)
@@ -330,7 +330,7 @@ def _temperature(scores_NL: Tensor, target_N: Tensor, class_counts_L: Tensor) ->
     for _ in range(_BISECTIONS):
         middle = (low + high) / 2
         excess = 0.0
-        for rows in _chunks(scores_NL):
+        for rows in row_chunks(scores_NL, _AT_ONCE):
             scores_RL = widened(scores_NL[rows])
             expected_R = (scores_RL * (scores_RL / (unit * math.exp(middle))).softmax(1)).sum(1)
             own_R = scores_RL.gather(1, target_N[rows].unsqueeze(1)).squeeze(1)
@@ -338,10 +338,3 @@ def _temperature(scores_NL: Tensor, target_N: Tensor, class_counts_L: Tensor) ->
         # The expected score falls as T grows.
         low, high = (middle, high) if excess > 0 else (low, middle)
     return unit * math.exp(high) if high < math.log(_HOTTEST) else 0.0
-
-
-def _chunks(scores_NL: Tensor) -> Iterator[slice]:
-    """Slices of rows that fit into working memory together."""
-    rows = max(1, _AT_ONCE // scores_NL.shape[1])
-    for start in range(0, len(scores_NL), rows):
-        yield slice(start, start + rows)

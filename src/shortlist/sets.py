@@ -4,14 +4,13 @@ Shape suffixes: N images, L classes, G groups of classes.
 """
 
 import math
-from collections.abc import Iterator
 from typing import Any, Literal, Self, get_args
 
 import torch
 from torch import Tensor, nn
 
 from shortlist.errors import ShortlistError
-from shortlist.ops.batch import checked_rows
+from shortlist.ops.batch import checked_rows, row_chunks
 from shortlist.ops.checks import ClassCounts, check_at_least_one, check_floating, check_k, check_positive
 from shortlist.ops.class_counts import log_prior
 from shortlist.ops.dtypes import widened
@@ -144,7 +143,7 @@ class PredictionSets(nn.Module):
         own_N = torch.cat(
             [
                 self._confidence(scores_NL[rows]).gather(1, target_N[rows].unsqueeze(1)).squeeze(1)
-                for rows in _chunks(scores_NL)
+                for rows in row_chunks(scores_NL, _AT_ONCE)
             ]
         ).double()
         if not bool(own_N.isfinite().all()):
@@ -213,7 +212,7 @@ class PredictionSets(nn.Module):
         """The smallest confidence among the N * average_k largest ones of all images and classes."""
         wanted = round(average_k * len(scores_NL))
         best = torch.empty(0, dtype=torch.float64, device=scores_NL.device)
-        for rows in _chunks(scores_NL):
+        for rows in row_chunks(scores_NL, _AT_ONCE):
             found = torch.cat([best, self._confidence(scores_NL[rows]).flatten().double()])
             best = found.topk(min(wanted, len(found))).values
         return best[-1].item() if wanted else math.inf
@@ -352,10 +351,3 @@ def _ceil(numbers: Tensor) -> Tensor:
 def _check_share(name: str, value: float) -> None:
     if isinstance(value, bool) or not isinstance(value, float | int) or not 0 < value < 1:
         raise ShortlistError(f"{name} must be between 0 and 1, such as 0.9, got {value!r}")
-
-
-def _chunks(scores_NL: Tensor) -> Iterator[slice]:
-    """Slices of rows that fit into working memory together."""
-    rows = max(1, _AT_ONCE // scores_NL.shape[1])
-    for start in range(0, len(scores_NL), rows):
-        yield slice(start, start + rows)

@@ -7,6 +7,7 @@ Shape suffixes: R rows (the batch and any further dimensions), L classes, C cand
 """
 
 import math
+from collections.abc import Iterator
 from typing import Literal, get_args
 
 import torch
@@ -206,3 +207,10 @@ def checked_rows(scores: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
     target_N = target.detach().to(device).flatten().long()
     check_labels_in_range(target_N, scores.shape[-1])
     return scores.detach().to(device).reshape(-1, scores.shape[-1]), target_N
+
+
+def row_chunks(scores_NL: Tensor, at_once: int) -> Iterator[slice]:
+    """Slices of rows that have about ``at_once`` scores together, and at least one row."""
+    rows = max(1, at_once // scores_NL.shape[1])
+    for start in range(0, len(scores_NL), rows):
+        yield slice(start, start + rows)

@@ -103,7 +103,7 @@ class Predictor:
             raise ShortlistError(f"k must be in [1, {len(self.classes)}] for {len(self.classes)} classes, got {k!r}")
         plain, is_one = self._plain_scores(inputs)
         every = torch.ones_like(plain, dtype=torch.bool)
-        found = [best[:k] for best in self._suggestions(plain, every, k)]
+        found = list(self._suggestions(plain, every, k))
         return found[0] if is_one else found
 
     def sets(
