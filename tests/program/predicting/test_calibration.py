@@ -14,39 +14,20 @@ from torch import Tensor
 import shortlist as sl
 from shortlist.program.cli import main as cli
 from shortlist.program.predicting.calibration import (
+    METHODS,
     calibrate,
-    calibration_error,
     fitted_sets,
     log_probabilities,
-    measured_sets,
     read_calibration,
 )
+from shortlist.program.predicting.certainty import measured_certainty
 from shortlist.program.runs.folder import RunFolder
 from shortlist.program.runs.scores import Scores, read_scores, write_scores
 from shortlist.program.training.loop import train
 from tests.support.pictures import put_image
 from tests.support.run_folders import untrained_run
+from tests.support.scored_runs import CLASSES, COUNTS, drawn, made_run
 from tests.support.small_runs import small_config, write_embeddings
-
-CLASSES = 8
-COUNTS = torch.tensor([200, 120, 80, 50, 30, 15, 8, 4])
-LOG_SHARE = (COUNTS / COUNTS.sum()).double().log()
-
-
-def drawn(images: int, seed: int, *, scale: float = 3.0, has_prior: bool = True, long_tailed: bool = True) -> Scores:
-    """Scores that are the true log-probabilities times a scale, with or without the class sizes in them."""
-    generator = torch.Generator().manual_seed(seed)
-    evidence = 2 * torch.randn(images, CLASSES, generator=generator, dtype=torch.float64)
-    labels = torch.multinomial((evidence + long_tailed * LOG_SHARE).softmax(1), 1, generator=generator).squeeze(1)
-    scores = scale * (evidence + has_prior * LOG_SHARE)
-    return Scores(scores.float(), labels, torch.arange(images))
-
-
-def made_run(folder: Path, val: Scores, test: Scores) -> RunFolder:
-    run = untrained_run(folder, [f"bird {number}" for number in range(CLASSES)])
-    run.write_json("classes.json", {"names": [f"bird {n}" for n in range(CLASSES)], "train_images": COUNTS.tolist()})
-    write_scores(run, val=val, test=test)
-    return run
 
 
 @pytest.fixture
@@ -86,16 +67,15 @@ def test_one_half_of_each_class_is_set_aside(run: RunFolder) -> None:
     assert read_calibration(run) == calibrate(run, seed=1)
 
 
-@pytest.mark.parametrize("method", ["macro", "marginal"])
-def test_sets_keep_their_promise_over_many_splits(run: RunFolder, method: Any) -> None:
+@pytest.mark.parametrize("of", METHODS)
+def test_sets_keep_their_promise_over_many_splits(run: RunFolder, of: str) -> None:
     values: list[Any] = []
     for seed in range(60):
-        found = calibrate(run, seed)
-        tested = measured_sets(run, found, fitted_sets(run, found, coverage=0.8, method=method))
-        values.append(tested["macro_coverage" if method == "macro" else "micro_coverage"])
+        (tested,) = [sets for sets in measured_certainty(run, calibrate(run, seed), [0.8]).sets if sets.of == of]
+        values.append(tested.metrics["macro_coverage" if of == "classes" else "micro_coverage"])
     error = np.std(values) / np.sqrt(len(values))
     test = read_scores(run, "test")
-    slack = 2 / int(test.labels.bincount().min()) / CLASSES if method == "macro" else 2 / len(test.labels)
+    slack = 2 / int(test.labels.bincount().min()) / CLASSES if of == "classes" else 2 / len(test.labels)
     assert 0.8 - 3 * error - 0.002 <= np.mean(values) <= 0.8 + slack + 3 * error + 0.002
 
 
@@ -228,17 +208,6 @@ def test_a_damaged_calibration_is_named(run: RunFolder, entry: str) -> None:
     run.write_json("calibration.json", record | {entry: -1})
     with pytest.raises(sl.ShortlistError, match=rf"calibration\.json .*{entry}"):
         read_calibration(run)
-
-
-def test_the_calibration_error_is_the_gap_between_confidence_and_accuracy() -> None:
-    def error(confidence: float, correct: int, images: int = 10) -> float | None:
-        labels = torch.tensor([0] * correct + [1] * (images - correct))
-        return calibration_error(torch.tensor([[confidence, 1 - confidence]] * images), labels)
-
-    assert error(0.8, 8) == pytest.approx(0, abs=1e-6)
-    assert error(0.8, 5) == pytest.approx(0.3, abs=1e-6)
-    assert error(1.0, 10) == pytest.approx(0, abs=1e-6)
-    assert calibration_error(torch.zeros(0, 2), torch.zeros(0, dtype=torch.int64)) is None
 
 
 def test_labels_that_are_always_right_do_not_break_the_search(tmp_path: Path) -> None:

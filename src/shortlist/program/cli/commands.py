@@ -26,6 +26,7 @@ from shortlist.program.text import did_you_mean
 
 if TYPE_CHECKING:
     from shortlist.program.predicting.predictor import Predictor, Suggestion
+    from shortlist.program.runs.folder import RunFolder
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -190,10 +191,33 @@ def evaluate(arguments: list[str]) -> None:
             f"the training images have changed since {run.path} was trained: "
             "the images evaluated here may be among those it was trained on"
         )
-    print(json.dumps(result.metrics, indent=1))
+    print(json.dumps({**result.metrics, **_certainty(run, parsed.split)}, indent=1))
     if parsed.csv is not None:
         write_file(parsed.csv, result.per_class_csv(problem).encode())
         say(f"wrote {parsed.csv}")
+
+
+def _certainty(run: "RunFolder", split: str) -> dict[str, Any]:
+    """What the probabilities and sets of a calibrated run are worth, from the scores that it kept."""
+    from shortlist.program.predicting.calibration import read_calibration
+    from shortlist.program.predicting.certainty import measured_certainty
+    from shortlist.program.text import counted
+
+    calibration = read_calibration(run) if split == "test" else None
+    if calibration is None:
+        return {}
+    found = measured_certainty(run, calibration)
+    say(
+        f"calibration_error, reliability and sets are those of {counted(found.images, 'test image')}: the sets rest on "
+        "the others"
+    )
+    return {
+        "calibration_error": found.error,
+        "reliability": {
+            group: [dataclasses.asdict(item) for item in bins] for group, bins in found.reliability.items()
+        },
+        "sets": [dataclasses.asdict(item) for item in found.sets],
+    }
 
 
 @dataclass(frozen=True)
@@ -357,7 +381,7 @@ def calibrate(arguments: list[str]) -> None:
     run = RunFolder.existing(parsed.run)
 
     from shortlist.program.predicting import calibration
-    from shortlist.program.predicting.predictor import METHODS
+    from shortlist.program.predicting.certainty import measured_certainty
 
     found = calibration.calibrate(run, parsed.seed)
     say(f"wrote {run.path / calibration.FILE}")
@@ -370,10 +394,11 @@ def calibrate(arguments: list[str]) -> None:
     print_table(errors)
     print()
     sizes = Table(f"sets of {100 * parsed.coverage:g} %", *_SET_COLUMNS.values(), box=None, pad_edge=False)
-    for of, method in METHODS.items():
-        sets = calibration.fitted_sets(run, found, coverage=parsed.coverage, method=method)
-        tested = calibration.measured_sets(run, found, sets)
-        sizes.add_row(f"of {of}", *(_set_cell(name, tested[name]) for name in _SET_COLUMNS))
+    for sets in measured_certainty(run, found, [parsed.coverage]).sets:
+        sizes.add_row(f"of {sets.of}", *(_set_cell(name, sets.metrics[name]) for name in _SET_COLUMNS))
+        size = _set_cell("mean_size", sets.metrics["mean_size"])
+        plain = sets.top_k | {"mean_size": sets.metrics["mean_size"], "empty": None}
+        sizes.add_row(f"  first {size} suggestions", *(_set_cell(name, plain[name]) for name in _SET_COLUMNS))
     print_table(sizes)
 
 

@@ -7,15 +7,14 @@ the promises are kept.
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from shortlist.errors import ShortlistError
-from shortlist.metrics import SetMetrics
-from shortlist.ops.class_counts import size_groups
 from shortlist.program.data.alter import shuffled_within_classes
+from shortlist.program.predicting.reliability import calibration_error, reliability_by_size
 from shortlist.program.runs.card import write_card
 from shortlist.program.runs.checks import is_number, is_text, is_whole
 from shortlist.program.runs.folder import BEST, RunFolder, file_digest
@@ -25,7 +24,9 @@ from shortlist.program.seeds import mix_seed
 from shortlist.sets import Method, PredictionSets
 
 FILE = "calibration.json"
-_BINS = 15
+Of = Literal["classes", "photos"]
+"""What a coverage is of: classes on average, each counting the same, or photos."""
+METHODS: dict[Of, Method] = {"classes": "macro", "photos": "marginal"}
 _NEWTON_STEPS = 100
 _LARGEST = 1e4  # of a parameter: without a maximum, if every label has the best score, the likelihood grows for ever
 
@@ -129,47 +130,27 @@ def fitted_sets(
 ) -> PredictionSets:
     """Sets with thresholds from the test images that were set aside. They take log-probabilities."""
     counts = torch.tensor(read_classes(run).train_images)
-    kept = _rows(read_scores(run, "test"), calibration, inside=True)
+    kept, _ = divided_test_scores(run, calibration)
     sets = PredictionSets(coverage, method, average_k=average_k)
-    return sets.calibrate(log_probabilities(kept.scores, calibration, counts), kept.labels, _prior(calibration, counts))
+    log_p = log_probabilities(kept.scores, calibration, counts)
+    return sets.calibrate(log_p, kept.labels, new_image_prior(calibration, counts))
 
 
-def measured_sets(run: RunFolder, calibration: Calibration, sets: PredictionSets) -> dict[str, float | None]:
-    """How sets do on the test images that were not set aside, as ``SetMetrics`` has it."""
-    counts = torch.tensor(read_classes(run).train_images)
-    rest = _rows(read_scores(run, "test"), calibration, inside=False)
-    metrics = SetMetrics(len(counts), counts)
-    metrics.update(sets(log_probabilities(rest.scores, calibration, counts)), rest.labels)
-    return {name: None if value.isnan() else value.item() for name, value in metrics.compute().items()}
+def divided_test_scores(run: RunFolder, calibration: Calibration) -> tuple[Scores, Scores]:
+    """Of the test images that were set aside for sets, and of the others."""
+    test = read_scores(run, "test")
+    is_kept = torch.isin(test.images, torch.tensor(calibration.set_images, dtype=torch.int64))
+    return test.subset(is_kept), test.subset(~is_kept)
 
 
-def calibration_error(probabilities: Tensor, labels: Tensor) -> float | None:
-    """Expected calibration error of the best class: the mean difference of confidence and accuracy over 15 bins.
-
-    Example:
-        >>> calibration_error(torch.tensor([[0.9, 0.1]] * 10), torch.tensor([0] * 9 + [1]))
-        0.0
-    """
-    if len(labels) == 0:
-        return None
-    best = probabilities.double().max(1)
-    correct = (best.indices == labels).double()
-    place = (best.values * _BINS).long().clamp(max=_BINS - 1)
-    gap = torch.zeros(_BINS, dtype=torch.float64).index_add_(0, place, correct - best.values)
-    return round(gap.abs().sum().item() / len(labels), 6)
+def new_image_prior(calibration: Calibration, class_counts: Tensor) -> Tensor:
+    """``(L,)`` how frequent the classes are taken to be among new images."""
+    return (calibration.imbalance * _log_share(class_counts)).softmax(0)
 
 
 def _errors(probabilities: Tensor, labels: Tensor, counts: Tensor) -> dict[str, float | None]:
-    groups = {"all": torch.ones_like(counts, dtype=torch.bool)} | size_groups(counts)
-    return {
-        name: calibration_error(probabilities[members[labels]], labels[members[labels]])
-        for name, members in groups.items()
-    }
-
-
-def _rows(test: Scores, calibration: Calibration, *, inside: bool) -> Scores:
-    chosen = torch.isin(test.images, torch.tensor(calibration.set_images, dtype=torch.int64))
-    return test.subset(chosen if inside else ~chosen)
+    bins = reliability_by_size(probabilities, labels, counts)
+    return {name: calibration_error(of_group) for name, of_group in bins.items()}
 
 
 def _half(labels: Tensor, seed: int) -> Tensor:
@@ -186,11 +167,6 @@ def _log_share(counts: Tensor) -> Tensor:
     """Classes without a training image count as if they had half of one."""
     known = counts.double().clamp(min=0.5)
     return (known / known.sum()).log()
-
-
-def _prior(calibration: Calibration, counts: Tensor) -> Tensor:
-    """``(L,)`` how frequent the classes are taken to be among new images."""
-    return (calibration.imbalance * _log_share(counts)).softmax(0)
 
 
 def _likeliest(features: Tensor, labels: Tensor) -> list[float]:

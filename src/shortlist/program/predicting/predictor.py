@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -12,12 +12,12 @@ from torch import Tensor, nn
 from shortlist.errors import ShortlistError
 from shortlist.program.data.image_io import evaluation_transform
 from shortlist.program.devices import autocast, pick_device
-from shortlist.program.predicting.calibration import fitted_sets, log_probabilities, read_calibration
+from shortlist.program.predicting.calibration import METHODS, Of, fitted_sets, log_probabilities, read_calibration
 from shortlist.program.predicting.inputs import pictures_of, vectors_of
 from shortlist.program.runs.folder import RunFolder
 from shortlist.program.runs.model import load_correction, load_model
 from shortlist.program.runs.records import read_classes, read_preprocess
-from shortlist.sets import Method, PredictionSets
+from shortlist.sets import PredictionSets
 
 AT_ONCE = 64
 """Images in a batch."""
@@ -34,11 +34,6 @@ class Suggestion:
     """Higher is better; scores of one image can be compared, and are not probabilities."""
     probability: float | None = None
     """That the image is of this class, if the run is calibrated."""
-
-
-Of = Literal["classes", "photos"]
-"""What a coverage is of: classes on average, each counting the same, or photos."""
-METHODS: dict[Of, Method] = {"classes": "macro", "photos": "marginal"}
 
 
 def load(run: str | Path, device: str = "auto", *, correct: bool = True) -> "Predictor":

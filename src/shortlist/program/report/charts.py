@@ -111,15 +111,26 @@ class Guide:
 
 
 def line_chart(
-    description: str, x: Axis, y: Axis, lines: Sequence[Line], *, bars: Sequence[Bar] = (), guides: Sequence[Guide] = ()
+    description: str,
+    x: Axis,
+    y: Axis,
+    lines: Sequence[Line],
+    *,
+    bars: Sequence[Bar] = (),
+    guides: Sequence[Guide] = (),
+    diagonal: bool = False,
 ) -> Html:
-    """A chart whose lines differ in colour, dashes and markers. The description is for screen readers."""
+    """A chart whose lines differ in colour, dashes and markers. The description is for screen readers.
+
+    The diagonal is drawn from corner to corner: where both axes are the same, it is where their values are equal.
+    """
     return element(
         "svg",
         *(_bar(bar, x) for bar in bars),
         *(_y_tick(y, at, text) for at, text in y.ticks),
         *(_x_tick(x, at, text) for at, text in x.ticks),
         *(part for guide in guides for part in _guide(guide, x)),
+        *([element("path", d=f"M{_LEFT} {_BOTTOM}L{_RIGHT} {_TOP}", class_="guide")] if diagonal else []),
         _text(y.title, 0, 13, "axis-title"),
         _text(x.title, _RIGHT, _HEIGHT - 8, "axis-title", "end"),
         *(_line(line, x, y) for line in lines),

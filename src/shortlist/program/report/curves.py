@@ -179,6 +179,7 @@ def figure(
     *,
     bars: Sequence[Bar] = (),
     guides: Sequence[Guide] = (),
+    diagonal: bool = False,
 ) -> Html:
     """A chart, and its numbers in a table.
 
@@ -191,6 +192,7 @@ def figure(
         text: Formats a value.
         bars: Drawn behind the curves.
         guides: Drawn across them.
+        diagonal: Draw a line from corner to corner.
     """
     lines = [_line(curve, places, text) for curve in curves]
     rows = [
@@ -200,7 +202,7 @@ def figure(
     return element(
         "figure",
         element("figcaption", title),
-        line_chart(_description(title, x, lines), x, y, lines, bars=bars, guides=guides),
+        line_chart(_description(title, x, lines), x, y, lines, bars=bars, guides=guides, diagonal=diagonal),
         folded("Numbers", plain_table(title, [x.title, *(curve.setup.label for curve in curves)], rows)),
     )
 

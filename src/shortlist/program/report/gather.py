@@ -13,6 +13,8 @@ from torch import Tensor
 
 from shortlist.errors import ShortlistError
 from shortlist.program.config import DataConfig, RunConfig
+from shortlist.program.predicting.calibration import read_calibration
+from shortlist.program.predicting.certainty import Certainty, measured_certainty
 from shortlist.program.report.names import short_labels
 from shortlist.program.report.summary import Summary, summarise
 from shortlist.program.runs.checks import METRIC
@@ -70,6 +72,8 @@ class Run:
     """None if its scores are not corrected for the prior."""
     predictions: Predictions | None
     class_accuracy: ClassAccuracy | None
+    certainty: Certainty | None
+    """None if the run is not calibrated."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -246,7 +250,13 @@ def _read(folder: RunFolder) -> Run:
         correction=read_correction(folder),
         predictions=_predictions(folder.path / "test_predictions.safetensors") if finished else None,
         class_accuracy=_class_accuracy(folder.path / "test_per_class.csv") if finished else None,
+        certainty=_certainty(folder) if finished else None,
     )
+
+
+def _certainty(folder: RunFolder) -> Certainty | None:
+    calibration = read_calibration(folder)
+    return None if calibration is None else measured_certainty(folder, calibration)
 
 
 def _optional(read: Callable[[], Value], default: Value) -> Value:

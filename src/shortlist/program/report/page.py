@@ -8,6 +8,7 @@ from pathlib import Path
 from shortlist import __version__
 from shortlist.program.atomic_files import write_file
 from shortlist.program.config import DataConfig
+from shortlist.program.report.certainty import FEWEST_IN_BIN, coverage_against_size, reliability_diagrams
 from shortlist.program.report.curves import accuracy_against_k, accuracy_against_size, learning_curves
 from shortlist.program.report.gather import Comparison, gather
 from shortlist.program.report.markup import Html, element, folded, joined
@@ -108,6 +109,8 @@ def _parts(comparison: Comparison) -> Iterator[_Part]:
         "Results": [results_table(comparison), *sizes],
         "Accuracy against K": [accuracy_against_k(comparison)],
         "Accuracy against class size": [accuracy_against_size(comparison)],
+        "How sure it is": [reliability_diagrams(comparison)],
+        "Sets of varying size": [coverage_against_size(comparison)],
         "Learning curves": [learning_curves(comparison)],
         "Most confused classes": [confusions(comparison, pictures)],
         "Examples": [examples(comparison, pictures)],
@@ -231,6 +234,18 @@ def _notes(comparison: Comparison) -> dict[str, str]:
         "Accuracy against class size": (
             "Mean accuracy of classes with a similar number of training images. Grey bars: number of classes.",
             plain,
+            shaded,
+        ),
+        "How sure it is": (
+            "How often the best class is right, by its calibrated probability, on the test images that sets do not "
+            "rest on. On the dotted line, a probability means what it says.",
+            f"A point rests on at least {FEWEST_IN_BIN} images of a run.",
+            shaded,
+        ),
+        "Sets of varying size": (
+            "Sets hold as many classes as it takes to contain the right one with a chosen probability, the coverage. "
+            "First K: plain suggestions, as many for every image as the sets have on average; between two whole "
+            "numbers, one or the other.",
             shaded,
         ),
         "Learning curves": (1 in seeds and "A ring marks the epoch whose weights were kept.", shaded),
