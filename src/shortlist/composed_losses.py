@@ -34,6 +34,7 @@ class _Composed(nn.Module):
             setattr(self, setting, values[0])
         # Looked up once: torch.compile cannot trace it.
         self._noised = [_takes_noise(part) for part in parts]
+        self.compares_rows = any(getattr(part, "compares_rows", False) for part in parts)
 
     def _call(self, number: int, part: nn.Module, scores: Tensor, target: Tensor, noise: dict[str, Any]) -> Tensor:
         value: Tensor = part(scores, target, **(noise if self._noised[number] else {}))
@@ -99,7 +100,8 @@ class PriorAdjusted(_Composed):
         wide = widened(scores)
         prior_L = self._log_prior.to(wide.device, wide.dtype)
         # Relative to the largest score: large scores would lose the prior to rounding.
-        above = wide - wide.detach().amax(class_dim, keepdim=True)
+        largest = wide.detach().amax() if self.compares_rows else wide.detach().amax(class_dim, keepdim=True)
+        above = wide - largest
         adjusted = above + self.tau * prior_L.view(-1, *[1] * (scores.dim() - 1 - class_dim))
         loss = self._call(0, self.loss, adjusted, target, self._noise_arguments(noise, generator))
         return loss.to(result_dtype(scores))

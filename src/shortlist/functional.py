@@ -25,12 +25,14 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from shortlist.kernels.dispatch import Impl, supports
+from shortlist.ops.average_k import check_draws, lead_of_threshold
 from shortlist.ops.batch import Reduction, ScoredBatch, checked_num_classes
 from shortlist.ops.checks import (
     ClassCounts,
     Ks,
     check_floating,
     check_k,
+    check_noise,
     check_not_negative,
     check_per_class,
     check_positive,
@@ -51,6 +53,7 @@ __all__ = [
     "imbalanced_noised_topk_hinge",
     "ldam",
     "logit_adjusted",
+    "noised_average_k_hinge",
     "noised_topk_hinge",
     "smooth_topk_hinge",
     "topk_cross_entropy",
@@ -554,6 +557,68 @@ def hinge_with_margins(
     check_per_class("class_counts", relative_margins_L, checked_num_classes(scores))
     check_not_negative("max_margin", max_margin, working_dtype(scores.dtype))
     return noised_hinge(scores, target, k, margin=0.0, margins_L=max_margin * relative_margins_L, **settings)
+
+
+def noised_average_k_hinge(
+    scores: Tensor,
+    target: Tensor,
+    k: int,
+    *,
+    epsilon: float = 0.2,
+    n_samples: int = 5,
+    margin: float = 1.0,
+    noise: Tensor | None = None,
+    generator: torch.Generator | None = None,
+    weight: Tensor | None = None,
+    ignore_index: int = -100,
+    reduction: Reduction = "mean",
+) -> Tensor:
+    """Noised average-K hinge: the label's score must exceed a threshold that is the same for the whole batch.
+
+    ``(margin + mean over B draws of the (K N + 1)-th largest of all N L scores (s + epsilon Z) - s_y)_+``. At that
+    threshold the sets of a batch of N images have K classes on average: few for easy images, more for hard ones. Unlike
+    all other losses it compares scores of different images, so a constant added to the scores of one image changes it.
+    For a single image it is ``noised_topk_hinge``.
+
+    Args:
+        scores: ``(N, L)`` scores; ``(L,)`` and ``(N, L, d1, ...)`` work too.
+        target: ``(N,)`` labels, or probabilities shaped like the scores.
+        k: Number of classes in a set on average, from 1 to L - 1.
+        epsilon: Standard deviation of the noise, in units of the scores.
+        n_samples: Number B of draws, up to 2^24. The negative part of the gradient reaches at most B scores of the
+            batch.
+        margin: By how much the label's score must exceed the threshold.
+        noise, generator: As in ``noised_topk_hinge``.
+        weight, ignore_index, reduction: As in ``F.cross_entropy``. Ignored rows do not move the threshold.
+
+    Example:
+        >>> scores, target = torch.tensor([[3.0, 2.5, 1.0], [0.0, 4.0, 2.0]]), torch.tensor([0, 2])
+        >>> noised_average_k_hinge(scores, target, k=1, epsilon=0.0, reduction="none")  # the third largest is 2.5
+        tensor([0.5000, 1.5000])
+
+    Reference:
+        Garcin et al., A two-head loss function for deep Average-K classification, arXiv 2303.18118 (the task); the
+        smoothing is that of ``noised_topk_hinge``.
+    """
+    batch = ScoredBatch(scores, target, weight=weight, ignore_index=ignore_index, reduction=reduction)
+    check_k(k, batch.num_classes - 1, batch.num_classes)
+    check_not_negative("epsilon", epsilon, batch.scores_RL.dtype)
+    check_not_negative("margin", margin, batch.scores_RL.dtype)
+    check_draws(n_samples)
+    check_noise(noise, scores, generator)
+    if batch.scores_RC.numel() == 0:
+        return batch.reduce(batch.scores_RC)
+    lead_RC = lead_of_threshold(
+        batch.scores_RL,
+        None if batch.index_R is None else batch.kept_R,
+        batch.scores_RC,
+        k,
+        zero_if_tiny(epsilon, batch.scores_RL.dtype),
+        n_samples,
+        batch.last_dim_classes(noise),
+        generator,
+    )
+    return batch.reduce((margin + lead_RC).relu())
 
 
 def _gaps_to_others(batch: ScoredBatch, k: int) -> tuple[Tensor, Tensor]:

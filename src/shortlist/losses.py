@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from shortlist import functional
+from shortlist.ops.average_k import check_draws
 from shortlist.ops.batch import Reduction, check_reduction
 from shortlist.ops.checks import (
     ClassCounts,
@@ -35,6 +36,7 @@ __all__ = [
     "ImbalancedNoisedTopKHinge",
     "LDAMLoss",
     "LogitAdjustedLoss",
+    "NoisedAverageKHinge",
     "NoisedTopKHinge",
     "SmoothTopKHinge",
     "TopKCrossEntropy",
@@ -577,3 +579,66 @@ class ImbalancedNoisedTopKHinge(_NoisedLoss, _ClassCountLoss):
     def _load_from_state_dict(self, *arguments: Any) -> None:
         super()._load_from_state_dict(*arguments)
         self.relative_margins = class_margins(self.class_counts, 1.0)
+
+
+class NoisedAverageKHinge(_Loss):
+    """Noised average-K hinge: the label's score must exceed a threshold that is the same for the whole batch.
+
+    ``(margin + mean over B draws of the (K N + 1)-th largest of all N L scores (s + epsilon Z) - s_y)_+``: a loss to
+    train for sets of varying size, of K classes on average. Module of ``shortlist.functional.noised_average_k_hinge``;
+    give ``noise`` or ``generator`` when you call it.
+
+    Args:
+        k: Number of classes in a set on average, from 1 to L - 1.
+        epsilon: Standard deviation of the noise, in units of the scores.
+        n_samples: Number B of draws.
+        margin: By how much the label's score must exceed the threshold.
+        weight, ignore_index, reduction: As in ``nn.CrossEntropyLoss``. Ignored rows do not move the threshold.
+
+    Example:
+        >>> loss = NoisedAverageKHinge(1, epsilon=0.0, reduction="none")
+        >>> loss(torch.tensor([[3.0, 2.5, 1.0], [0.0, 4.0, 2.0]]), torch.tensor([0, 2]))
+        tensor([0.5000, 1.5000])
+    """
+
+    compares_rows = True
+    """A constant added to the scores of one image changes the loss. Other losses do not have this attribute."""
+    _shown = ("k", "epsilon", "n_samples", "margin")
+
+    def __init__(
+        self,
+        k: int,
+        *,
+        epsilon: float = 0.2,
+        n_samples: int = 5,
+        margin: float = 1.0,
+        weight: Tensor | None = None,
+        ignore_index: int = -100,
+        reduction: Reduction = "mean",
+    ) -> None:
+        super().__init__(weight, ignore_index, reduction)
+        check_at_least_one("k", k)
+        check_not_negative("epsilon", epsilon)
+        check_draws(n_samples)
+        check_not_negative("margin", margin)
+        self.k, self.epsilon, self.n_samples, self.margin = k, epsilon, n_samples, margin
+
+    def forward(
+        self,
+        scores: Tensor,
+        target: Tensor,
+        *,
+        noise: Tensor | None = None,
+        generator: torch.Generator | None = None,
+    ) -> Tensor:
+        return functional.noised_average_k_hinge(
+            scores,
+            target,
+            self.k,
+            epsilon=self.epsilon,
+            n_samples=self.n_samples,
+            margin=self.margin,
+            noise=noise,
+            generator=generator,
+            **self._shared(),
+        )

@@ -346,6 +346,28 @@ class _NoisedConfig(LossConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
+class NoisedAverageKHingeConfig(LossConfig):
+    label: ClassVar[str] = "Noised average-K hinge"
+    ranges: ClassVar[Mapping[str, Range]] = {
+        "epsilon": Range(0.01, 10.0, log=True),
+        "margin": Range(0.3, 10.0, log=True),
+    }
+    uses_k: ClassVar[bool] = True
+    name: str = "noised_average_k_hinge"
+    epsilon: float = 0.2
+    """Scale of the noise."""
+    n_samples: int = 5
+    """Number of noise draws B."""
+    margin: float = 1.0
+    """By how much the label's score must exceed the threshold of the batch."""
+
+    def _module(self, class_counts: "Tensor", weight: "Tensor | None") -> "nn.Module":
+        from shortlist.losses import NoisedAverageKHinge
+
+        return NoisedAverageKHinge(**self.settings(), weight=weight)
+
+
+@dataclass(frozen=True, kw_only=True)
 class NoisedTopKHingeConfig(_NoisedConfig):
     label: ClassVar[str] = "Noised top-K hinge"
     ranges: ClassVar[Mapping[str, Range]] = {

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from shortlist.metrics import SetMetrics, scores_above
 from shortlist.ops.class_counts import size_groups
 from shortlist.program.predicting.calibration import (
     METHODS,
@@ -57,6 +56,8 @@ class Certainty:
 
 def measured_certainty(run: RunFolder, calibration: Calibration, coverages: Sequence[float] = COVERAGES) -> Certainty:
     """Measure probabilities, and sets of these coverages, from the scores that the run kept."""
+    from shortlist.metrics import SetMetrics, scores_above  # torchmetrics takes seconds to load
+
     counts = torch.tensor(read_classes(run).train_images)
     kept, rest = divided_test_scores(run, calibration)
     log_p_kept, log_p = (log_probabilities(part.scores, calibration, counts) for part in (kept, rest))
