@@ -16,6 +16,7 @@ import shortlist as sl
 from shortlist.sets import group_thresholds, macro_threshold
 
 REFERENCE = json.loads(Path(__file__).with_name("conformal_reference.json").read_text())
+TORCHCP = json.loads(Path(__file__).with_name("torchcp_reference.json").read_text())
 METHODS = ("marginal", "pas", "interp_q", "classwise", "clustered", "macro")
 CLASSES = 8
 
@@ -37,17 +38,14 @@ def calibrated(method: Any, images: int = 400, coverage: float = 0.8, **settings
 # The authors' own programs
 
 
-@pytest.mark.parametrize("case", range(len(REFERENCE)))
-@pytest.mark.parametrize("coverage", ["0.9", "0.8"])
-@pytest.mark.parametrize("name", ["marginal", "classwise", "pas", "macro", "interp_q 0.5", "interp_q 0.999"])
-def test_thresholds_and_sets_are_those_of_the_authors(case: int, coverage: str, name: str) -> None:
-    stored = REFERENCE[case]
-    method: Any = name.partition(" ")[0]
-    weight = name.partition(" ")[2]
+every_problem = pytest.mark.parametrize("case", range(len(REFERENCE)))
+both_coverages = pytest.mark.parametrize("coverage", ["0.9", "0.8"])
+
+
+def assert_like_theirs(stored: dict[str, Any], sets: sl.PredictionSets, theirs: dict[str, list[str]]) -> None:
+    """The thresholds of calibrated sets, and what they say about the test images of a stored problem."""
     scores, tested = (torch.tensor(stored[part], dtype=torch.float64).log() for part in ("cal", "test"))
-    sets = sl.PredictionSets(float(coverage), method, interpolation=float(weight or 1))
     sets.calibrate(scores, torch.tensor(stored["labels"]), stored["class_counts"])
-    theirs = stored["found"][coverage][name]
     # Theirs are limits on 1 - confidence; none is infinity.
     limits = torch.tensor([float(limit) for limit in theirs["limits"]], dtype=torch.float64)
     ours = torch.where(sets.thresholds.isinf(), math.inf, 1 - sets.thresholds.exp())
@@ -55,6 +53,24 @@ def test_thresholds_and_sets_are_those_of_the_authors(case: int, coverage: str, 
     found = ["".join("01"[inside] for inside in row) for row in sets(tested).int().tolist()]
     # A class exactly at its limit may fall to either side by rounding; the calibration images are not tested here.
     assert found == theirs["sets"]
+
+
+@every_problem
+@both_coverages
+@pytest.mark.parametrize("name", ["marginal", "classwise", "pas", "macro", "interp_q 0.5", "interp_q 0.999"])
+def test_thresholds_and_sets_are_those_of_the_authors(case: int, coverage: str, name: str) -> None:
+    method: Any = name.partition(" ")[0]
+    weight = name.partition(" ")[2]
+    sets = sl.PredictionSets(float(coverage), method, interpolation=float(weight or 1))
+    assert_like_theirs(REFERENCE[case], sets, REFERENCE[case]["found"][coverage][name])
+
+
+@every_problem
+@both_coverages
+@pytest.mark.parametrize("method", ["marginal", "classwise"])
+def test_thresholds_and_sets_are_those_of_torchcp(case: int, coverage: str, method: Any) -> None:
+    sets = sl.PredictionSets(float(coverage), method)
+    assert_like_theirs(REFERENCE[case], sets, TORCHCP[case][coverage][method])
 
 
 # Promises
