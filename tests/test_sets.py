@@ -202,6 +202,37 @@ def test_a_shift_of_all_scores_changes_nothing_and_classes_may_be_renumbered(met
     assert torch.equal(renumbered(tested[:, order] - 3), sets[:, order])
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("method", ["marginal", "pas", "macro"])
+def test_the_label_that_gave_the_threshold_is_inside(method: Any, dtype: torch.dtype) -> None:
+    scores, labels, counts = problem(700)
+    for seed in range(20):
+        some = torch.randperm(700, generator=torch.Generator().manual_seed(seed))[:60]
+        given = scores[some].to(dtype)
+        sets = sl.PredictionSets(0.7, method).calibrate(given, labels[some], counts)
+        own = given.to(max(dtype, torch.float32, key=lambda kind: kind.itemsize)).log_softmax(1).double()
+        own = (own - sets.log_prior).gather(1, labels[some].unsqueeze(1)).squeeze(1)
+        at_threshold = own == sets.thresholds[0]
+        assert at_threshold.any()
+        assert sets(given).gather(1, labels[some].unsqueeze(1)).squeeze(1)[at_threshold].all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_many_scores_and_any_shape_give_the_same_sets(dtype: torch.dtype) -> None:
+    classes = 1000
+    generator = torch.Generator().manual_seed(0)
+    scores = (3 * torch.randn(1200, classes, generator=generator)).to(dtype)  # more than a CPU looks at in one go
+    labels = torch.randint(classes, (1200,), generator=generator)
+    sets = sl.PredictionSets(0.8, "macro").calibrate(scores, labels, 1 + torch.arange(classes))
+    lead = scores.double().log_softmax(1) - sets.log_prior - sets.thresholds
+    found = sets(scores)
+    assert torch.equal(found | (lead.abs() < 1e-4), (lead > 0) | (lead.abs() < 1e-4))
+    assert torch.equal(sets(scores.view(3, 400, classes)), found.view(3, 400, classes))
+    assert torch.equal(sets(scores[7]), found[7])
+    assert sets(scores[:0]).shape == (0, classes)
+    assert torch.equal(torch.func.vmap(sets)(scores[:5]), found[:5])
+
+
 def test_rare_classes_gain_by_the_prior_at_the_same_mean_size() -> None:
     scores, labels, counts = problem(3000)
     tested, true, _ = problem(3000, seed=1)

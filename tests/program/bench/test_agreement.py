@@ -88,6 +88,13 @@ def test_wrong_metrics_are_not_timed(tmp_path: Path, monkeypatch: pytest.MonkeyP
         run_quick(tmp_path / "out.csv", "metrics")
 
 
+def test_wrong_sets_are_not_timed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    right = sl.PredictionSets.forward
+    monkeypatch.setattr(sl.PredictionSets, "forward", lambda self, scores: right(self, -scores))
+    with pytest.raises(sl.ShortlistError, match=r"PredictionSets .* differs"):
+        run_quick(tmp_path / "out.csv", "metrics")
+
+
 @pytest.mark.parametrize("factor", [0.5, 1.01])
 def test_a_wrong_head_is_not_timed(factor: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     right = NoisedTopKHead.forward

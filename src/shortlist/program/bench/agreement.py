@@ -73,6 +73,15 @@ def check_topk_counts(entry: str, hits: dict[int, Tensor], scores: Tensor, targe
             assert torch.equal(found, true), f"{int(found.sum())} images are correct at K = {k}, not {int(true.sum())}"
 
 
+def check_sets(entry: str, found: Tensor, scores: Tensor, thresholds: Tensor, log_prior: Tensor) -> None:
+    """Check sets against log-confidences in float64, but for those within rounding of their threshold."""
+    with _errors_of(entry):
+        lead = scores.double().log_softmax(1) - log_prior - thresholds
+        is_clear = lead.abs() > 1e-4
+        wrong = int(((found != (lead > 0)) & is_clear).sum())
+        assert wrong == 0, f"{wrong} classes are on the wrong side of their threshold"
+
+
 def check_noised_head(
     entry: str,
     build: Callable[[Tensor], nn.Module],

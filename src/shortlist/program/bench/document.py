@@ -12,7 +12,7 @@ from functools import cache
 from pathlib import Path
 
 from shortlist.errors import ShortlistError
-from shortlist.program.bench import Suite, heads, losses, plots
+from shortlist.program.bench import Suite, heads, losses, metrics, plots
 from shortlist.program.bench.measurements import (
     CLOCKS,
     NOT_CAPTURED,
@@ -235,9 +235,10 @@ def _authors_hinge() -> dict[tuple[str, int, int, int], float]:
 
 
 def _metrics_tables(selection: Selection) -> list[str]:
+    names = {losses.OURS: "shortlist, `TopKMetrics.update`", metrics.SETS: "shortlist, `PredictionSets`"}
     rows = [
         [
-            row.entry if row.entry != losses.OURS else "shortlist, `TopKMetrics.update`",
+            names.get(row.entry, row.entry),
             size_text(row.N, row.L),
             _milliseconds(row.gpu_ms),
             _milliseconds(row.wall_ms),
@@ -246,7 +247,7 @@ def _metrics_tables(selection: Selection) -> list[str]:
         for row in selection.measurements
     ]
     columns = ["", _SIZE_HEADING, "GPU clock, ms", "wall clock, ms", "peak extra MiB"]
-    return [_table("Counting top-K hits.", columns, rows)]
+    return [_table("Counting top-K hits, and sets.", columns, rows)]
 
 
 def _epoch_tables(selection: Selection) -> list[str]:
