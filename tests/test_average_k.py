@@ -44,7 +44,7 @@ def test_it_is_its_formula(k: int, epsilon: float, margin: float) -> None:
     settings: dict[str, Any] = {"epsilon": epsilon, "margin": margin}
     found = noised_average_k_hinge(scores, labels, k, noise=noise, reduction="none", **settings)
     torch.testing.assert_close(found, literal(scores, labels, noise, k, **settings))
-    module = sl.NoisedAverageKHinge(k, **settings)
+    module = sl.NoisedAverageKHinge(k, n_samples=5, **settings)
     torch.testing.assert_close(module(scores, labels, noise=noise), found.mean())
 
 
@@ -80,6 +80,48 @@ def test_the_gradient_is_that_of_the_formula() -> None:
     assert (gradient > 0).sum() <= DRAWS
 
 
+@pytest.mark.parametrize("epsilon", [0.05, 1.0, 8.0])
+def test_without_draws_the_threshold_is_where_k_classes_are_expected(epsilon: float) -> None:
+    scores, labels, _ = batch(40)
+    loss = noised_average_k_hinge(3 * scores, labels, K, epsilon=epsilon, margin=1e3, reduction="none")
+    threshold = (loss - 1e3 + 3 * scores.gather(1, labels.unsqueeze(1)).squeeze(1))[0]
+    expected = torch.special.ndtr((3 * scores - threshold) / epsilon).sum()
+    torch.testing.assert_close(expected, torch.tensor(K * 40 + 0.5, dtype=torch.float64), atol=1e-6, rtol=0)
+
+
+def test_many_draws_of_a_large_batch_approach_the_threshold_without_draws() -> None:
+    scores, labels, _ = batch(2000)
+    settings: dict[str, Any] = {"epsilon": 0.5, "margin": 5.0}
+    value, gradient = value_and_grad(lambda x: noised_average_k_hinge(x, labels, K, **settings), scores)
+    torch.manual_seed(0)
+    drawn = noised_average_k_hinge(scores, labels, K, n_samples=100, **settings)
+    assert (value - drawn).abs() < 5e-3
+    assert (gradient > 0).sum() > 2000, "every score near the threshold has a gradient"
+
+
+@pytest.mark.parametrize("epsilon", [0.2, 2.0])
+def test_without_draws_the_gradient_is_that_of_the_threshold(epsilon: float) -> None:
+    scores, labels, _ = batch()
+    scores.requires_grad_()
+
+    def loss(x: Tensor) -> Tensor:
+        return noised_average_k_hinge(x, labels, K, epsilon=epsilon, margin=2.0)
+
+    assert torch.autograd.gradcheck(loss, scores, eps=1e-5, atol=1e-6)
+
+
+def test_without_draws_ignored_rows_are_as_if_left_out() -> None:
+    scores, labels, _ = batch()
+    ignored = torch.where(torch.arange(5) % 2 == 0, labels, -100)
+    blank = scores.clone()
+    blank[1::2] = math.nan
+    value, gradient = value_and_grad(lambda x: noised_average_k_hinge(x, ignored, K), blank)
+    wanted, wanted_gradient = value_and_grad(lambda x: noised_average_k_hinge(x, labels[::2], K), scores[::2])
+    torch.testing.assert_close(value, wanted)
+    torch.testing.assert_close(gradient[::2], wanted_gradient)
+    assert not gradient[1::2].any()
+
+
 def test_a_constant_added_to_one_image_changes_it() -> None:
     scores, labels, _ = batch()
     shifted = scores.clone()
@@ -111,7 +153,7 @@ def test_ignored_rows_do_not_move_the_threshold(ignored: list[int], scale: float
     assert not gradient[ignored].any()
     # Without noise of the caller's, fresh draws must not reach the rows that do not count either.
     torch.manual_seed(0)
-    fresh = noised_average_k_hinge(blank, labels_ignored, K, epsilon=1e-6, reduction="sum")
+    fresh = noised_average_k_hinge(blank, labels_ignored, K, epsilon=1e-6, n_samples=5, reduction="sum")
     exact = noised_average_k_hinge(scores[kept], labels[kept], K, epsilon=0.0, reduction="sum")
     torch.testing.assert_close(fresh, exact, atol=1e-4, rtol=0)
 
@@ -166,7 +208,6 @@ def test_bad_arguments_are_named() -> None:
         ({"k": 1, "epsilon": -1.0}, "epsilon"),
         ({"k": 1, "margin": -1.0}, "margin"),
         ({"k": 1, "n_samples": 0}, "n_samples"),
-        ({"k": 1, "n_samples": math.inf}, "n_samples must be finite"),
         ({"k": 1, "noise": torch.zeros(2, 2)}, "noise"),
     ):
         with pytest.raises(sl.ShortlistError, match=name):

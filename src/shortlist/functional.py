@@ -25,13 +25,14 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from shortlist.kernels.dispatch import Impl, supports
-from shortlist.ops.average_k import check_draws, lead_of_threshold
+from shortlist.ops.average_k import lead_of_threshold
 from shortlist.ops.batch import Reduction, ScoredBatch, checked_num_classes
 from shortlist.ops.checks import (
     ClassCounts,
     Ks,
     check_floating,
     check_k,
+    check_n_samples,
     check_noise,
     check_not_negative,
     check_per_class,
@@ -565,7 +566,7 @@ def noised_average_k_hinge(
     k: int,
     *,
     epsilon: float = 0.2,
-    n_samples: int = 5,
+    n_samples: float = math.inf,
     margin: float = 1.0,
     noise: Tensor | None = None,
     generator: torch.Generator | None = None,
@@ -585,8 +586,9 @@ def noised_average_k_hinge(
         target: ``(N,)`` labels, or probabilities shaped like the scores.
         k: Number of classes in a set on average, from 1 to L - 1.
         epsilon: Standard deviation of the noise, in units of the scores.
-        n_samples: Number B of draws, up to 2^24. The negative part of the gradient reaches at most B scores of the
-            batch.
+        n_samples: Number B of draws, up to 2^24; the positive part of the gradient reaches at most B scores of the
+            batch. ``math.inf`` draws nothing: the threshold is where the expected number of scores above it is
+            K N + 1/2, which the draws approach in large batches, and all scores near it have a gradient.
         margin: By how much the label's score must exceed the threshold.
         noise, generator: As in ``noised_topk_hinge``.
         weight, ignore_index, reduction: As in ``F.cross_entropy``. Ignored rows do not move the threshold.
@@ -604,7 +606,7 @@ def noised_average_k_hinge(
     check_k(k, batch.num_classes - 1, batch.num_classes)
     check_not_negative("epsilon", epsilon, batch.scores_RL.dtype)
     check_not_negative("margin", margin, batch.scores_RL.dtype)
-    check_draws(n_samples)
+    check_n_samples(n_samples)
     check_noise(noise, scores, generator)
     if batch.scores_RC.numel() == 0:
         return batch.reduce(batch.scores_RC)

@@ -4,13 +4,13 @@ All are called as ``loss(scores, target)``, with the shapes that ``nn.CrossEntro
 ``(N,)`` labels or ``(N, L)`` probabilities, with or without further dimensions.
 """
 
+import math
 from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 
 from shortlist import functional
-from shortlist.ops.average_k import check_draws
 from shortlist.ops.batch import Reduction, check_reduction
 from shortlist.ops.checks import (
     ClassCounts,
@@ -591,7 +591,7 @@ class NoisedAverageKHinge(_Loss):
     Args:
         k: Number of classes in a set on average, from 1 to L - 1.
         epsilon: Standard deviation of the noise, in units of the scores.
-        n_samples: Number B of draws.
+        n_samples: Number B of draws; ``math.inf`` solves for the threshold instead.
         margin: By how much the label's score must exceed the threshold.
         weight, ignore_index, reduction: As in ``nn.CrossEntropyLoss``. Ignored rows do not move the threshold.
 
@@ -610,7 +610,7 @@ class NoisedAverageKHinge(_Loss):
         k: int,
         *,
         epsilon: float = 0.2,
-        n_samples: int = 5,
+        n_samples: float = math.inf,
         margin: float = 1.0,
         weight: Tensor | None = None,
         ignore_index: int = -100,
@@ -619,7 +619,7 @@ class NoisedAverageKHinge(_Loss):
         super().__init__(weight, ignore_index, reduction)
         check_at_least_one("k", k)
         check_not_negative("epsilon", epsilon)
-        check_draws(n_samples)
+        check_n_samples(n_samples)
         check_not_negative("margin", margin)
         self.k, self.epsilon, self.n_samples, self.margin = k, epsilon, n_samples, margin
 

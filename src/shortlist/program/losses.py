@@ -356,8 +356,8 @@ class NoisedAverageKHingeConfig(LossConfig):
     name: str = "noised_average_k_hinge"
     epsilon: float = 0.2
     """Scale of the noise."""
-    n_samples: int = 5
-    """Number of noise draws B."""
+    n_samples: float = math.inf
+    """Number of noise draws B; inf solves for the threshold of the batch without noise."""
     margin: float = 1.0
     """By how much the label's score must exceed the threshold of the batch."""
 
