@@ -2,6 +2,7 @@
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,10 +11,10 @@ import torch
 import shortlist as sl
 from shortlist.program.cli import main as cli
 from shortlist.program.predicting.calibration import METHODS, calibrate, fitted_sets, log_probabilities
-from shortlist.program.predicting.certainty import COVERAGES, measured_certainty
+from shortlist.program.predicting.certainty import COVERAGES, kept_promises, measured_certainty
 from shortlist.program.predicting.reliability import BINS, calibration_error, reliability
 from shortlist.program.runs.folder import RunFolder
-from shortlist.program.runs.scores import read_scores
+from shortlist.program.runs.scores import read_scores, write_scores
 from shortlist.program.training.loop import train
 from tests.support.scored_runs import CLASSES, COUNTS, drawn, made_run
 from tests.support.small_runs import small_config, write_embeddings
@@ -91,6 +92,44 @@ def test_sets_beat_plain_suggestions_where_probabilities_are_right(run: RunFolde
         assert covered is not None
         assert plain is not None
         assert covered > plain + 0.01
+
+
+@pytest.mark.parametrize("coverage", [0.7, 0.9])
+def test_promises_are_kept_over_many_divisions(run: RunFolder, coverage: float) -> None:
+    found = {promise.of: promise for promise in kept_promises(run, calibrate(run), coverage, divisions=60)}
+    assert {*found} == {*METHODS}
+    rarest = int(read_scores(run, "test").labels.bincount().min()) // 2
+    assert found["classes"].highest == pytest.approx(coverage + 1 / rarest / CLASSES, abs=0.01)
+    for promise in found.values():
+        assert promise.lowest == coverage
+        assert promise.is_kept
+        assert not replace(promise, coverage=coverage - 3 * promise.standard_error).is_kept
+        assert not replace(promise, coverage=promise.highest + 3 * promise.standard_error).is_kept
+
+
+def test_only_classes_that_can_be_divided_are_promised_anything(tmp_path: Path) -> None:
+    test = drawn(400, 2)
+    one_each = torch.tensor([int((test.labels == label).nonzero()[0]) for label in range(CLASSES)])
+    several = (test.labels != 0).nonzero().flatten()
+    lone = test.subset(torch.cat([one_each[:1], several]))
+    run = made_run(tmp_path / "run", drawn(500, 1), lone)
+    without = made_run(tmp_path / "without", drawn(500, 1), test.subset(several))
+    ours, theirs = (kept_promises(folder, calibrate(folder), 0.8, 10) for folder in (run, without))
+    assert [promise.highest for promise in ours] == [promise.highest for promise in theirs]
+    write_scores(run, val=drawn(500, 1), test=test.subset(one_each))
+    with pytest.raises(sl.ShortlistError, match="no class with two test images"):
+        kept_promises(run, calibrate(run), 0.8, 10)
+
+
+def test_calibrate_tells_whether_promises_are_kept(
+    run: RunFolder, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["shortlist", "calibrate", str(run.path), "--divisions", "20"])
+    cli.main()
+    told = capsys.readouterr().out.partition("over 20 divisions")[2].splitlines()[1:]
+    for line, promise in zip(told, kept_promises(run, calibrate(run), 0.9, 20), strict=True):
+        assert f"{100 * promise.coverage:.2f}" in line
+        assert line.rstrip().endswith("yes" if promise.is_kept else "no")
 
 
 def test_evaluate_tells_what_probabilities_and_sets_are_worth(

@@ -367,6 +367,8 @@ class CalibrateArguments:
     """The coverage of the sets that are tried out."""
     seed: int = 0
     """Which half of the test images the sets rest on."""
+    divisions: int = 0
+    """Divide the test images anew this many times, such as 100, and tell whether the coverage is kept on average."""
 
 
 def calibrate(arguments: list[str]) -> None:
@@ -375,13 +377,15 @@ def calibrate(arguments: list[str]) -> None:
     parsed = parse(CalibrateArguments, arguments, "calibrate", examples)
     if not 0 < parsed.coverage < 1:
         raise ShortlistError(f"--coverage must be between 0 and 1, such as 0.9, got {parsed.coverage}")
+    if parsed.divisions < 0 or parsed.divisions == 1:
+        raise ShortlistError(f"--divisions must be 2 or more, such as 100, got {parsed.divisions}")
 
     from shortlist.program.runs.folder import RunFolder
 
     run = RunFolder.existing(parsed.run)
 
     from shortlist.program.predicting import calibration
-    from shortlist.program.predicting.certainty import measured_certainty
+    from shortlist.program.predicting.certainty import kept_promises, measured_certainty
 
     found = calibration.calibrate(run, parsed.seed)
     say(f"wrote {run.path / calibration.FILE}")
@@ -400,6 +404,16 @@ def calibrate(arguments: list[str]) -> None:
         plain = sets.top_k | {"mean_size": sets.metrics["mean_size"], "empty": None}
         sizes.add_row(f"  first {size} suggestions", *(_set_cell(name, plain[name]) for name in _SET_COLUMNS))
     print_table(sizes)
+    if parsed.divisions:
+        columns = ("covered, %", "standard error", "promised, %", "mean size", "kept")
+        promises = Table(f"over {parsed.divisions:,} divisions", *columns, box=None, pad_edge=False)
+        for promise in kept_promises(run, found, parsed.coverage, parsed.divisions):
+            promised = f"{100 * promise.lowest:.2f} to {100 * promise.highest:.2f}"
+            numbers = (f"{100 * promise.coverage:.2f}", f"{100 * promise.standard_error:.2f}", promised)
+            kept = "yes" if promise.is_kept else "no"
+            promises.add_row(f"of {promise.of}", *numbers, f"{promise.mean_size:.2f}", kept)
+        print()
+        print_table(promises)
 
 
 _SET_COLUMNS = {

@@ -71,7 +71,7 @@ def calibrate(run: RunFolder, seed: int = 0) -> Calibration:
     slope, prior = _likeliest(torch.stack((val.scores.double(), log_share.expand_as(val.scores)), 2), val.labels)
     labels_alone = log_share.expand(len(val.labels), -1).unsqueeze(2)
     (imbalance,) = _likeliest(labels_alone, val.labels)
-    is_kept = _half(test.labels, seed)
+    is_kept = half_of_each_class(test.labels, seed)
     found = Calibration(
         temperature=1 / slope,
         prior=prior,
@@ -153,7 +153,7 @@ def _errors(probabilities: Tensor, labels: Tensor, counts: Tensor) -> dict[str, 
     return {name: calibration_error(of_group) for name, of_group in bins.items()}
 
 
-def _half(labels: Tensor, seed: int) -> Tensor:
+def half_of_each_class(labels: Tensor, seed: int) -> Tensor:
     """``(N,)`` True for one half of the images of each class; of an odd number, one more or one less by chance."""
     generator = torch.Generator().manual_seed(mix_seed(seed, *b"calibration"))
     grouped, place = shuffled_within_classes(labels, generator)
