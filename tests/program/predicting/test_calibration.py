@@ -59,6 +59,7 @@ def test_one_half_of_each_class_is_set_aside(run: RunFolder) -> None:
     inside = torch.isin(test.images, torch.tensor(found.set_images))
     kept, every = (labels.bincount(minlength=CLASSES) for labels in (test.labels[inside], test.labels))
     assert ((2 * kept - every).abs() <= 1).all()
+    assert found.set_class_images == tuple(kept.tolist())
     assert calibrate(run) == found, "the same each time"
     assert calibrate(run, seed=1).set_images != found.set_images
     assert read_calibration(run) == calibrate(run, seed=1)
@@ -171,6 +172,24 @@ def test_bad_requests_name_the_remedy(
         sl.load(run.path, device="cpu").sets(photo, of="birds")  # type: ignore[arg-type]
 
 
+def test_classes_that_calibration_never_saw_are_named(
+    run: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    predict = ("predict", str(run.path), str(put_image(tmp_path / "photo.png")), "--device", "cpu", "--coverage", "0.8")
+    call(monkeypatch, "calibrate", str(run.path))
+    call(monkeypatch, *predict)
+    assert "not promised" not in capsys.readouterr().err
+    test = drawn(2000, 2)
+    write_scores(run, val=drawn(3000, 1), test=test.subset(test.labels != 5))
+    for command in (("calibrate", str(run.path)), predict):
+        call(monkeypatch, *command)
+        told = capsys.readouterr().err
+        assert "not promised" in told
+        assert "bird 5" in told
+        assert "bird 4" not in told
+    assert sl.load(run.path, device="cpu").unpromised == ["bird 5"]
+
+
 def test_a_run_without_scores_or_images_says_so(run: RunFolder) -> None:
     (run.path / "scores.safetensors").rename(run.path / "kept")
     with pytest.raises(sl.ShortlistError, match=r"has no scores\.safetensors.*train it again"):
@@ -187,7 +206,7 @@ def test_a_run_without_scores_or_images_says_so(run: RunFolder) -> None:
         calibrate(run)
 
 
-@pytest.mark.parametrize("entry", ["temperature", "set_images", "best_sha256"])
+@pytest.mark.parametrize("entry", ["temperature", "set_images", "set_class_images", "best_sha256"])
 def test_a_damaged_calibration_is_named(run: RunFolder, entry: str) -> None:
     calibrate(run)
     record = run.read_json("calibration.json")

@@ -273,6 +273,8 @@ def predict(arguments: list[str]) -> None:
     predictor = Predictor(run, parsed.device, correct=parsed.correction)
     if parsed.correction and (chosen := read_correction(run)):
         say(f"scores are corrected for class sizes: {chosen}")
+    if parsed.coverage is not None and predictor.unpromised:
+        say(_unpromised(predictor.unpromised))
     k = predictor.suggested if parsed.k is None else parsed.k
     if k < 1:
         raise ShortlistError(f"-k must be at least 1, got {k}")
@@ -310,6 +312,15 @@ def _check_sets(parsed: PredictArguments) -> None:
         raise ShortlistError("-k is for suggestions of a fixed number: sets take --max-k")
     if parsed.max_k is not None and not parsed.asks_for_sets:
         raise ShortlistError("--max-k is for sets: add --coverage 0.9 or --average-k 3, or use -k")
+
+
+def _unpromised(names: Sequence[str]) -> str:
+    from shortlist.program.text import counted, some_of
+
+    return (
+        f"calibration saw no image of {counted(len(names), 'class', 'classes')}, and the coverage is not promised for "
+        f"them: {some_of(names)}; more test images would change that"
+    )
 
 
 def _remark(size: int, classes: int) -> str:
@@ -386,9 +397,13 @@ def calibrate(arguments: list[str]) -> None:
 
     from shortlist.program.predicting import calibration
     from shortlist.program.predicting.certainty import kept_promises, measured_certainty
+    from shortlist.program.runs.records import read_classes
 
     found = calibration.calibrate(run, parsed.seed)
     say(f"wrote {run.path / calibration.FILE}")
+    if found.unseen:
+        names = read_classes(run).names
+        say(_unpromised([names[label] for label in found.unseen]))
     seen = len(found.set_images)
     print(f"temperature {found.temperature:.3g}, prior {found.prior:.2f}, from {found.val_images:,} validation images")
     print(f"sets rest on {seen:,} test images; the numbers below are of the others\n")

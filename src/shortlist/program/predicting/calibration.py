@@ -47,6 +47,8 @@ class Calibration:
     """Validation images that these three rest on."""
     set_images: tuple[int, ...]
     """Numbers of the test images that the thresholds of sets rest on."""
+    set_class_images: tuple[int, ...]
+    """How many of these are of each class. Of classes without any, a coverage promises nothing."""
     error_before: dict[str, float | None]
     """Expected calibration error of plain softmax on the other test images: of all, and of classes with few, a medium
     number of and many training images."""
@@ -54,6 +56,11 @@ class Calibration:
     """The same of the calibrated probabilities."""
     best_sha256: str
     """Checksum of the weights that it was made for."""
+
+    @property
+    def unseen(self) -> list[int]:
+        """Labels of the classes that the sets do not rest on."""
+        return [label for label, images in enumerate(self.set_class_images) if images == 0]
 
 
 def calibrate(run: RunFolder, seed: int = 0) -> Calibration:
@@ -78,6 +85,7 @@ def calibrate(run: RunFolder, seed: int = 0) -> Calibration:
         imbalance=imbalance,
         val_images=len(val.labels),
         set_images=tuple(test.images[is_kept].tolist()),
+        set_class_images=tuple(test.labels[is_kept].bincount(minlength=len(counts)).tolist()),
         error_before=_errors(test.scores[~is_kept].softmax(1), test.labels[~is_kept], counts),
         error={},
         best_sha256=file_digest(run.path / BEST),
@@ -99,7 +107,8 @@ def read_calibration(run: RunFolder) -> Calibration | None:
         "prior": is_number,
         "imbalance": is_number,
         "val_images": is_whole,
-        "set_images": lambda value: isinstance(value, list) and all(map(is_whole, value)),
+        "set_images": _are_whole,
+        "set_class_images": _are_whole,
         "error_before": lambda value: isinstance(value, dict),
         "error": lambda value: isinstance(value, dict),
         "best_sha256": is_text,
@@ -110,7 +119,12 @@ def read_calibration(run: RunFolder) -> Calibration | None:
             raise run.damaged(FILE, f"its entry {name} is missing or invalid; shortlist calibrate makes it anew")
     if record["best_sha256"] != file_digest(run.path / BEST):
         return None  # of another training in this folder
-    return Calibration(**{name: record[name] for name in checks} | {"set_images": tuple(record["set_images"])})
+    lists = {name: tuple(record[name]) for name, is_valid in checks.items() if is_valid is _are_whole}
+    return Calibration(**{name: record[name] for name in checks} | lists)
+
+
+def _are_whole(value: Any) -> bool:
+    return isinstance(value, list) and all(map(is_whole, value))
 
 
 def log_probabilities(scores: Tensor, calibration: Calibration, class_counts: Tensor) -> Tensor:

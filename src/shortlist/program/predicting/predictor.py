@@ -145,6 +145,11 @@ class Predictor:
         """True if suggestions have probabilities, and ``sets`` can be used."""
         return self._calibration is not None
 
+    @property
+    def unpromised(self) -> list[str]:
+        """Names of the classes that ``sets`` promises nothing for, because calibration saw no image of them."""
+        return [self.classes[label] for label in self._calibration.unseen] if self._calibration else []
+
     def scores(self, inputs: Any) -> Tensor:
         """``(L,)`` or ``(N, L)`` scores of all classes, on the CPU, corrected as the suggestions are."""
         plain, is_one = self._plain_scores(inputs)
