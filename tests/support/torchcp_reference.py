@@ -8,18 +8,18 @@ The methods that both have are TorchCP's score LAC, with one threshold (marginal
 (classwise).
 """
 
+import importlib
 import json
 import sys
 from pathlib import Path
 
 import torch
-from torchcp.classification.predictor import ClassConditionalPredictor, SplitPredictor
-from torchcp.classification.score import LAC
 
-PREDICTORS = {"marginal": SplitPredictor, "classwise": ClassConditionalPredictor}
+PREDICTORS = {"marginal": "SplitPredictor", "classwise": "ClassConditionalPredictor"}
 
 
 def main(problems: str, out: str) -> None:
+    predictors, scores = (importlib.import_module(f"torchcp.classification.{part}") for part in ("predictor", "score"))
     torch.set_default_dtype(torch.float64)
     found = []
     for case in json.loads(Path(problems).read_text()):
@@ -28,7 +28,7 @@ def main(problems: str, out: str) -> None:
         for coverage in case["found"]:
             of_coverage = {}
             for name, predictor in PREDICTORS.items():
-                fitted = predictor(score_function=LAC(), alpha=1 - float(coverage))
+                fitted = getattr(predictors, predictor)(score_function=scores.LAC(), alpha=1 - float(coverage))
                 fitted.calculate_threshold(calibration, torch.tensor(case["labels"]))
                 limits = torch.as_tensor(fitted.q_hat).expand(calibration.shape[1])
                 sets = fitted.predict_with_logits(tested)
