@@ -152,9 +152,8 @@ def smoke() -> RunConfig:
 
 
 def folder() -> RunConfig:
-    """Your own images in one folder a class: the paper's network and loss for fine-grained images, on a cosine."""
-    loss = ImbalancedNoisedTopKHingeConfig(k=5, epsilon=0.01, max_margin=0.2, scale=60)
-    config = _pretrained_resnet50("folder", loss)
+    """Your own images in one folder a class: the paper's network for fine-grained images, on a cosine."""
+    config = _pretrained_resnet50("folder", _whole_network_loss())
     # The warm-up spares the pre-trained weights the first gradients, which come from a random last layer.
     return replace(config, optim=replace(config.optim, schedule="cosine", milestones=(), warmup_epochs=1))
 
@@ -234,7 +233,7 @@ def imagenet(loss: LossConfig, *, lr: float, weight_decay: float) -> RunConfig:
 
 def feathers_lite() -> RunConfig:
     """Fine-tuning on FeathersV1: narrow images are padded, and the last layer learns ten times as fast as the rest."""
-    loss = ImbalancedNoisedTopKHingeConfig(k=5, epsilon=0.01, max_margin=0.2, scale=60)
+    loss = _whole_network_loss()
     return RunConfig(
         data=DataConfig(name="feathers", fit="pad", image_size=128),
         model=ModelConfig(name="tf_efficientnet_lite0", weights="package", head=_head(loss)),
@@ -247,6 +246,11 @@ def feathers_lite() -> RunConfig:
 def feathers_frozen() -> RunConfig:
     """The last layer alone on FeathersV1."""
     return _frozen_lite("feathers", "pad", _last_layer_loss())
+
+
+def _whole_network_loss() -> LossConfig:
+    """The best on long tails for networks that are trained whole (docs/rare-classes.md), and without settings."""
+    return BalancedSoftmaxConfig(k=5)
 
 
 def _last_layer_loss() -> LossConfig:
@@ -295,9 +299,9 @@ def _register_for_everybody() -> None:
     _add("embeddings", "A file of embeddings with labels (.npz or .safetensors); pass --data.root.", embeddings)
     for name, loss, lr in (
         ("cross_entropy", CrossEntropyConfig(k=5), 0.1),
-        ("ldam", LDAMConfig(k=5, max_margin=0.1, scale=30), 0.1),
         ("smooth", SmoothTopKHingeConfig(k=5, tau=1.0), 0.5),
         ("imbalanced", ImbalancedNoisedTopKHingeConfig(k=5, epsilon=0.05, max_margin=0.1, scale=50), 0.05),
+        ("balanced_softmax", _whole_network_loss(), 0.1),
     ):
         text = f"The demo's {name.replace('_', '-')} row: look-alike characters, long-tailed."
         _add(f"demo_{name}", text, partial(glyphs, loss, epochs=8, lr=lr))

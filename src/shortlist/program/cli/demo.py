@@ -12,7 +12,7 @@ from shortlist.program.runs.folder import RunFolder
 from shortlist.program.runs.records import read_result
 from shortlist.program.training.loop import Interrupted, train
 
-DEMO_RECIPES = ("demo_cross_entropy", "demo_ldam", "demo_smooth", "demo_imbalanced")
+DEMO_RECIPES = ("demo_cross_entropy", "demo_smooth", "demo_imbalanced", "demo_balanced_softmax")
 
 
 def run_demo(out: Path, say: Callable[[str], None]) -> tuple[Table, Path]:
