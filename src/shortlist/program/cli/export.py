@@ -44,10 +44,10 @@ class ExportArguments:
 def export(arguments: list[str]) -> None:
     """Write a run as files for other programs: shortlist export RUN"""
     examples = (
-        "shortlist export runs/birds                                   model.onnx and model.pt2, in runs/birds/export",
+        "shortlist export runs/birds                      model.onnx and model.pt2 in runs/birds/export",
         "shortlist export runs/birds --out birds.onnx -k 10 --coverage 0.95",
-        "shortlist export runs/birds --precision int8                  a quarter of the size; needs the images of the run",
-        "shortlist export runs/birds --format timm                     weights for timm.create_model",
+        "shortlist export runs/birds --precision int8     a quarter of the size; needs the validation images",
+        "shortlist export runs/birds --format timm        weights for timm.create_model",
     )
     parsed = parse(ExportArguments, arguments, "export", examples)
     if parsed.coverage is not None and not 0 < parsed.coverage < 1:

@@ -144,7 +144,7 @@ def _chances(suggestions: Any) -> Tensor:
 def _accuracy(indices: Tensor, labels: Tensor) -> dict[str, float]:
     hits = indices == labels.unsqueeze(1)
     _, seen = torch.unique(labels, return_inverse=True)
-    found = {}
+    found: dict[str, float] = {}
     for k in sorted({1, indices.shape[1]}):
         correct = hits[:, :k].any(1).double()
         by_class = torch.zeros(int(seen.max()) + 1, dtype=torch.float64).index_add_(0, seen, correct) / seen.bincount()

@@ -36,6 +36,7 @@ class DeployedModel(nn.Module):
             raise run.damaged("preprocess.json", f"resize must be at least crop, which is {self.preprocess.crop}")
         self.correct: nn.Module = load_correction(run) or nn.Identity()
         self.k, self.calibration, self.sets = k, calibration, sets
+        self.requires_grad_(False)
         self.register_buffer("class_counts", torch.tensor(read_classes(run).train_images))
 
     @property
@@ -44,7 +45,10 @@ class DeployedModel(nn.Module):
         return ["indices", "scores", *(("probabilities", "in_set") if self.sets is not None else ())]
 
     def forward(self, inputs: Tensor) -> dict[str, Tensor]:
-        """By name: ``indices``, ``scores`` ``(N, K)``; if calibrated, ``probabilities`` ``(N, K)``, ``in_set`` ``(N, L)``."""
+        """By name: ``indices`` and ``scores`` ``(N, K)``.
+
+        If the run is calibrated, also ``probabilities`` ``(N, K)`` and ``in_set`` ``(N, L)``.
+        """
         rows = inputs if self.preprocess is None else self.preprocess.normalise(square_pixels(inputs, self.preprocess))
         # The last layer is always computed in float32: half precision would round scores to ties.
         plain: Tensor = self.network.head(self.network.backbone(rows.to(self._dtype)).float())

@@ -126,7 +126,9 @@ def export_run(
     if calibration is None:
         _refuse_sets(run, coverage, average_k, say)
     coverage = _COVERAGE if coverage is None else coverage
-    sets = calibration and fitted_sets(run, calibration, coverage=coverage, method=METHODS[of], average_k=average_k)
+    sets = None
+    if calibration is not None:
+        sets = fitted_sets(run, calibration, coverage=coverage, method=METHODS[of], average_k=average_k)
     problem = _data(run, root, precision, say)
     model = DeployedModel(run, k, calibration, sets)
     metadata = _metadata(run, model, of, precision)

@@ -1,7 +1,9 @@
 """Networks in eight bits, by onnxruntime."""
 
+import logging
 import tempfile
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,20 +20,21 @@ def int8_model(model: "onnx.ModelProto", inputs: str, given: CheckInputs) -> "on
     """The model with the weights and activations of its backbone in eight bits.
 
     Weights are rounded channel by channel. The range of an activation is that which it takes on the given images.
-    Preprocessing, last layer and all that follows it stay as they are.
+    Preprocessing, last layer and all that follows it stay as they are. So do convolutions within groups of channels:
+    they hold few weights, and on EfficientNet-Lite0 their rounding alone cost 7 points of top-1 accuracy.
     """
     import onnx
     from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_static
 
     class Images(CalibrationDataReader):  # type: ignore[misc, unused-ignore]
         def __init__(self) -> None:
-            self._left: Iterator[Any] = given.arrays()
+            self._left: Iterator[Any] = given.batches()
 
         def get_next(self) -> dict[str, Any] | None:
             array = next(self._left, None)
             return None if array is None else {inputs: array}
 
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, _quiet():
         path = Path(folder) / "int8.onnx"
         quantize_static(
             model,
@@ -42,10 +45,25 @@ def int8_model(model: "onnx.ModelProto", inputs: str, given: CheckInputs) -> "on
             reduce_range=True,  # older processors add two products in 16 bits, which eight bits would overflow
             activation_type=QuantType.QUInt8,
             weight_type=QuantType.QInt8,
-            nodes_to_quantize=[node.name for node in model.graph.node if _is_in_backbone(node)],
+            # What a convolution gives is rounded after its activation: before, its range is several times wider.
+            extra_options={"OpTypesToExcludeOutputQuantization": ["Conv"]},
+            nodes_to_quantize=[node.name for node in model.graph.node if _is_rounded(node)],
         )
         return onnx.load(path)
 
 
-def _is_in_backbone(node: Any) -> bool:
-    return any(entry.key == _SCOPES and _BACKBONE in entry.value for entry in node.metadata_props)
+def _is_rounded(node: Any) -> bool:
+    is_in_backbone = any(entry.key == _SCOPES and _BACKBONE in entry.value for entry in node.metadata_props)
+    has_groups = any(attribute.name == "group" and attribute.i > 1 for attribute in node.attribute)
+    return is_in_backbone and not has_groups
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """onnxruntime advises to merge layers first, which torch has done already."""
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        yield
+    finally:
+        logging.disable(before)

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from PIL import Image
-from torch import Tensor
+from torch import SymInt, Tensor
 
 from shortlist.program.data.base import Preprocess
 from shortlist.program.data.image_io import LARGEST_ASPECT, mean_colour
@@ -50,7 +50,7 @@ class _Side(NamedTuple):
     """How many pixels they become."""
     first: Tensor
     """Which of these is the first of the square; below 0 with padding."""
-    neighbours: int
+    neighbours: int | SymInt
     """The most pixels that one of these is made of. It is the size of a tensor, and so cannot be one."""
 
 
@@ -92,10 +92,11 @@ def _resampled(images: Tensor, axis: int, side: _Side, preprocess: Preprocess) -
     halves_P2M = torch.stack((weight_PM // _HALF, weight_PM % _HALF), 1).float()
     index_PM = side.start + torch.minimum(pixel_PM.long(), side.length - 1)
     lines = images.movedim(axis, 1)
-    taken_NPMX = lines.index_select(1, index_PM.flatten()).unflatten(1, index_PM.shape).flatten(3).float()
+    taken = torch.unflatten(lines.index_select(1, index_PM.flatten()), 1, index_PM.shape)
+    taken_NPMX = taken.flatten(3).float()
     upper_NPX, lower_NPX = (halves_P2M @ taken_NPMX).int().unbind(2)
     pixels_NPX = ((upper_NPX * _HALF + lower_NPX + _ONE // 2) // _ONE).to(torch.uint8)
-    return pixels_NPX.unflatten(2, lines.shape[2:]).movedim(1, axis)
+    return torch.unflatten(pixels_NPX, 2, lines.shape[2:]).movedim(1, axis)
 
 
 @cache

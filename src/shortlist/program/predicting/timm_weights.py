@@ -34,7 +34,7 @@ def timm_file(run: RunFolder, metadata: Mapping[str, Any]) -> bytes:
     weight, bias = _linear_layer(network.head, load_correction(run), run)
     preprocess = read_preprocess(run)
     made = timm.create_model(name, num_classes=len(bias), in_chans=preprocess.channels).eval()
-    last = made.get_classifier()
+    last: Any = made.get_classifier()  # type: ignore[operator]
     place = next((name for name, module in made.named_modules() if module is last), "")
     found = {**network.backbone.state_dict(), f"{place}.weight": weight, f"{place}.bias": bias}
     shapes = ({name: tensor.shape for name, tensor in state.items()} for state in (found, made.state_dict()))
