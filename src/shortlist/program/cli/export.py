@@ -25,8 +25,7 @@ class ExportArguments:
     out: Path | None = None
     """Folder for the files (default: export in the folder of the run); or one file, such as birds.onnx."""
     format: tuple[Literal["onnx", "pt2", "timm"], ...] = ()
-    """onnx: for onnxruntime and others. pt2: for torch.export.load. timm: weights for timm.create_model. (default: onnx
-    pt2)"""
+    """For onnxruntime, for torch.export.load, or weights for timm.create_model (default: onnx pt2)."""
     precision: Literal["float32", "float16", "int8"] = "float32"
     """Of the network; its last layer stays in float32. int8 is for onnx."""
     k: Annotated[int | None, tyro.conf.arg(aliases=["-k"])] = None
