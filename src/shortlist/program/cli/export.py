@@ -45,7 +45,7 @@ def export(arguments: list[str]) -> None:
     examples = (
         "shortlist export runs/birds                      model.onnx and model.pt2 in runs/birds/export",
         "shortlist export runs/birds --out birds.onnx -k 10 --coverage 0.95",
-        "shortlist export runs/birds --precision int8     a quarter of the size; needs the validation images",
+        "shortlist export runs/birds --precision int8     smaller, and less exact; needs the validation images",
         "shortlist export runs/birds --format timm        weights for timm.create_model",
     )
     parsed = parse(ExportArguments, arguments, "export", examples)

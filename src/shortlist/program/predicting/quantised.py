@@ -21,7 +21,7 @@ def int8_model(model: "onnx.ModelProto", inputs: str, given: CheckInputs) -> "on
 
     Weights are rounded channel by channel. The range of an activation is that which it takes on the given images.
     Preprocessing, last layer and all that follows it stay as they are. So do convolutions within groups of channels:
-    they hold few weights, and on EfficientNet-Lite0 their rounding alone cost 7 points of top-1 accuracy.
+    they hold few weights, and on EfficientNet-Lite0 their rounding alone cost about 7 points of top-1.
     """
     import onnx
     from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_static
