@@ -10,6 +10,7 @@ import tyro
 
 import shortlist as sl
 from shortlist.program.cli.main import COMMANDS
+from shortlist.program.predicting.export import export_run
 from tests.support.pictures import put_image
 from tests.support.run_folders import untrained_run
 
@@ -50,7 +51,9 @@ def test_every_python_block_of_the_documents_runs(page: str, tmp_path: Path, mon
     blocks = fenced_blocks(PAGES[page].read_text(), "python")
     assert blocks or page != "README.md"
     monkeypatch.chdir(tmp_path)
-    untrained_run(tmp_path / "runs/birds", [f"bird {number}" for number in range(6)])
+    run = untrained_run(tmp_path / "runs/birds", [f"bird {number}" for number in range(6)])
+    if any("model.onnx" in code for _, code in blocks):
+        export_run(run, formats=["onnx"])
     for name in ("new_photo", "a", "b"):
         put_image(tmp_path / f"{name}.jpg")
     for lines_above, code in blocks:

@@ -43,6 +43,9 @@ class ScoredSplit(Split):
     def content_digest(self) -> str:
         return digest_of(self.scores)
 
+    def original(self, index: int) -> Tensor:
+        return self.scores[index]
+
     def thumbnail(self, index: int) -> Tensor | None:
         if self.picture is None:
             return None

@@ -17,6 +17,7 @@ from shortlist.errors import ShortlistError
 from shortlist.program.cli.commands import calibrate, datasets, demo, evaluate, predict, report, train, tune
 from shortlist.program.cli.compare import compare
 from shortlist.program.cli.completion import completion
+from shortlist.program.cli.export import export
 from shortlist.program.cli.output import say
 from shortlist.program.cli.research import bench, reproduce
 from shortlist.program.text import did_you_mean
@@ -28,6 +29,7 @@ COMMANDS: dict[str, Callable[[list[str]], None]] = {
     "evaluate": evaluate,
     "calibrate": calibrate,
     "predict": predict,
+    "export": export,
     "report": report,
     "reproduce": reproduce,
     "bench": bench,

@@ -192,7 +192,9 @@ def _with_plain_types(text: str) -> str:
     Example:
         >>> _with_plain_types("--ks [INT [INT ...]]  or {None}|INT (default: None)  or INT|{INT ...}")
         '--ks INT ...  or INT  or INT ...'
+        >>> _with_plain_types("--of [{a,b} [{a,b} ...]]")
+        '--of {a,b} ...'
     """
     text = re.sub(r"(\w+)\|\{(?:\1 \.\.\.|\[\1 \[\1 \.\.\.\]\])\}", r"\1 ...", text.replace("{None}|", ""))
-    text = re.sub(r"\[+(\w+) \[\w+ \.\.\.\]+", r"\1 ...", text)
+    text = re.sub(r"\[+(\w+|\{[\w,]+\}) \[\S+ \.\.\.\]+", r"\1 ...", text)
     return re.sub(r"\s\(default:\s*(None|'')?\)", "", text)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Self, TypedDict
 
 import torch
+from PIL import Image
 from torch import Tensor
 
 from shortlist.errors import ShortlistError
@@ -70,6 +71,10 @@ class Split(ABC):
 
         No file is read.
         """
+
+    @abstractmethod
+    def original(self, index: int) -> Image.Image | Tensor:
+        """An input before any preprocessing: a picture, its uint8 pixels ``(C, H, W)``, or a vector."""
 
     @abstractmethod
     def thumbnail(self, index: int) -> Tensor | None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
+from PIL import Image
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
@@ -281,9 +282,11 @@ class FileSplit(Split):
             return -1, -1  # the error comes when it is read
         return found.st_size, found.st_mtime_ns
 
+    def original(self, index: int) -> Image.Image:
+        return read_image(self.root / self.files[index], self.preprocess.channels)
+
     def thumbnail(self, index: int) -> Tensor | None:
-        image = read_image(self.root / self.files[index], self.preprocess.channels)
-        return evaluation_transform(self.preprocess)(image)
+        return evaluation_transform(self.preprocess)(self.original(index))
 
 
 def _leave_signals_to_the_parent(worker: int) -> None:

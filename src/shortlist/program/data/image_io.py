@@ -31,7 +31,7 @@ _TURNS = {
     7: Image.Transpose.TRANSVERSE,
     8: Image.Transpose.ROTATE_90,
 }
-_LARGEST_ASPECT = 20
+LARGEST_ASPECT = 20
 _IMAGENET_MEAN = (0.485, 0.456, 0.406)
 _IMAGENET_STD = (0.229, 0.224, 0.225)
 
@@ -149,7 +149,7 @@ class _Padded:
         """The image, its longer side a share of the square's; 0 is the left or upper end of the room, 1 the other."""
         side = self.preprocess.crop
         width, height = (max(1, round(share * side * length / max(image.size))) for length in image.size)
-        square = Image.new(image.mode, (side, side), _mean_colour(self.preprocess))
+        square = Image.new(image.mode, (side, side), mean_colour(self.preprocess))
         place = round(right * (side - width)), round(down * (side - height))
         square.paste(image.resize((width, height), Image.Resampling.BILINEAR), place)
         return square
@@ -178,7 +178,7 @@ class RandAugment:
         from timm.data.auto_augment import rand_augment_transform  # timm takes a second to load
 
         # At a full 10, timm asks Pillow to posterise to 0 bits, which is an error.
-        options: dict[str, Any] = {"img_mean": _mean_colour(preprocess), "magnitude_max": 9.99}
+        options: dict[str, Any] = {"img_mean": mean_colour(preprocess), "magnitude_max": 9.99}
         if preprocess.fit == "pad":
             options["translate_pct"] = 0.0  # a shift would move a narrow image out of the square; its place is random
         self._change: Change = rand_augment_transform(f"rand-m{magnitude}-mstd0.5-inc1", options)
@@ -188,13 +188,13 @@ class RandAugment:
             return self._change(image)
 
 
-def _mean_colour(preprocess: Preprocess) -> tuple[int, ...]:
+def mean_colour(preprocess: Preprocess) -> tuple[int, ...]:
     return tuple(round(255 * value) for value in preprocess.mean)
 
 
 def _not_too_thin(image: Image.Image) -> Image.Image:
     """The middle of a very thin image: once its short side is resized, the long one might not fit into memory."""
-    longest = _LARGEST_ASPECT * min(image.size)
+    longest = LARGEST_ASPECT * min(image.size)
     if max(image.size) <= longest:
         return image
     width, height = (min(side, longest) for side in image.size)

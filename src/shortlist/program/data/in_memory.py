@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import torch
+from PIL import Image
 from torch import Tensor
 
 from shortlist.errors import ShortlistError
@@ -91,6 +92,9 @@ class TensorSplit(Split):
     def content_digest(self) -> str:
         return digest_of(self.inputs)
 
+    def original(self, index: int) -> Image.Image | Tensor:
+        return self.inputs[index]
+
     def thumbnail(self, index: int) -> Tensor | None:
         return self.inputs[index] if self.preprocess is not None else None
 
@@ -113,6 +117,9 @@ class HeldSplit(TensorSplit):
 
     def fingerprint(self) -> Fingerprint | None:
         return self._images.fingerprint()
+
+    def original(self, index: int) -> Image.Image | Tensor:
+        return self._images.original(index)
 
     def thumbnail(self, index: int) -> Tensor | None:
         return self._images.thumbnail(index)

@@ -64,6 +64,7 @@ class Predictor:
         run: A run with at least one finished epoch.
         device: Where to compute.
         correct: Correct the scores for class sizes, if the run chose to.
+        precision: Arithmetic, as ``train.precision`` has it; by default that of the run.
 
     Attributes:
         classes: Names of the classes.
@@ -71,9 +72,9 @@ class Predictor:
         suggested: How many suggestions the run was trained for.
     """
 
-    def __init__(self, run: RunFolder, device: str = "auto", *, correct: bool = True) -> None:
+    def __init__(self, run: RunFolder, device: str = "auto", *, correct: bool = True, precision: str = "") -> None:
         config = run.config
-        self.device, self._precision = pick_device(device), config.train.precision
+        self.device, self._precision = pick_device(device), precision or config.train.precision
         self._model = load_model(run).to(self.device).eval()  # first: a run without weights may lack the other files
         self._run, classes = run, read_classes(run)
         self.classes, self.suggested = classes.names, config.loss.largest_k

@@ -47,6 +47,12 @@ def _parts(run: RunFolder, result: Mapping[str, Any]) -> Iterator[str]:
     yield "## Use it"
     yield f'```python\nimport shortlist as sl\n\npredictor = sl.load("FOLDER")  # this one\n{_call(config)}\n```'
     yield f"`shortlist predict FOLDER {'vectors.npz' if _takes_vectors(config) else 'photo.jpg'}` does the same."
+    yield "## Deploy it"
+    yield (
+        "`shortlist export FOLDER` writes `export/model.onnx`, for onnxruntime, and `export/model.pt2`, for torch: "
+        f"{'vectors' if _takes_vectors(config) else 'pixels'} in, suggestions out. Neither needs shortlist. "
+        "[The guide](https://github.com/shortlist-ml/shortlist/blob/main/docs/guide.md#deploy-it) shows how to run one."
+    )
     yield "## Cite"
     yield _CITATION
 
