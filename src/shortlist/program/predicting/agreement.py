@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 
 from shortlist.errors import ShortlistError
+from shortlist.program.predicting.calibration import Of
 from shortlist.program.predicting.check_inputs import CheckInputs, as_batch
 from shortlist.program.predicting.exported_files import Opened
-from shortlist.program.predicting.predictor import Of, Predictor
+from shortlist.program.predicting.predictor import Predictor
 
 TOLERANCE = 1e-3
 """How far scores may be apart, as a share of the standard deviation of an image's scores."""

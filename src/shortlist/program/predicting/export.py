@@ -14,7 +14,7 @@ from shortlist.ops.checks import check_k
 from shortlist.program.atomic_files import refuse_links, write_file
 from shortlist.program.data.base import Problem
 from shortlist.program.predicting.agreement import Agreement, Expected, compared, expected, file_accuracy, run_accuracy
-from shortlist.program.predicting.calibration import fitted_sets, read_calibration
+from shortlist.program.predicting.calibration import METHODS, Of, fitted_sets, read_calibration
 from shortlist.program.predicting.check_inputs import CheckInputs, held_out_inputs, made_inputs
 from shortlist.program.predicting.deployed import DeployedModel
 from shortlist.program.predicting.exported_files import (
@@ -27,7 +27,7 @@ from shortlist.program.predicting.exported_files import (
     pt2_file,
     traced,
 )
-from shortlist.program.predicting.predictor import METHODS, Of, Predictor
+from shortlist.program.predicting.predictor import Predictor
 from shortlist.program.predicting.quantised import int8_model
 from shortlist.program.predicting.timm_weights import timm_file
 from shortlist.program.runs.folder import RunFolder
