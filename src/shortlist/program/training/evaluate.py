@@ -220,6 +220,16 @@ def _outputs(
     model.train(was_training)
 
 
+def load_run_problem(run: RunFolder, root: str = "") -> Problem:
+    """The data of a run, if it is still what the run had; ``root`` says where it is now, if it has moved."""
+    config = run.config
+    if not root and config.data.root and not Path(config.data.root).expanduser().exists():
+        raise ShortlistError(f"the data of {run.path} is not at {config.data.root}: say with --root where it is now")
+    problem = load_problem(replace(config.data, root=root or config.data.root))
+    refuse_other_data(problem, run)
+    return normalised_as_recorded(problem, config, run)
+
+
 def evaluate_run(
     run: RunFolder, *, split: str = "test", ks: Sequence[int] = (), root: str = "", device: str = "auto"
 ) -> tuple[Evaluation, Problem]:
@@ -234,12 +244,7 @@ def evaluate_run(
     """
     if split not in ("train", "val", "test"):
         raise ShortlistError(f"split must be train, val or test, got {split!r}")
-    config = run.config
-    if not root and config.data.root and not Path(config.data.root).expanduser().exists():
-        raise ShortlistError(f"the data of {run.path} is not at {config.data.root}: say with --root where it is now")
-    problem = load_problem(replace(config.data, root=root or config.data.root))
-    refuse_other_data(problem, run)
-    problem = normalised_as_recorded(problem, config, run)
+    config, problem = run.config, load_run_problem(run, root)
     where = pick_device(device)
     model = load_model(run, problem.input_shape).to(where)
     correction = load_correction(run)
