@@ -19,6 +19,7 @@ from shortlist.program.cli.compare import compare
 from shortlist.program.cli.completion import completion
 from shortlist.program.cli.output import say
 from shortlist.program.cli.research import bench, reproduce
+from shortlist.program.cli.serve import serve
 from shortlist.program.text import did_you_mean
 
 COMMANDS: dict[str, Callable[[list[str]], None]] = {
@@ -28,6 +29,7 @@ COMMANDS: dict[str, Callable[[list[str]], None]] = {
     "evaluate": evaluate,
     "calibrate": calibrate,
     "predict": predict,
+    "serve": serve,
     "report": report,
     "reproduce": reproduce,
     "bench": bench,

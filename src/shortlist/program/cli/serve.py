@@ -1,0 +1,136 @@
+"""The command that serves a run as a page and an API."""
+
+import contextlib
+import importlib.util
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+import tyro
+
+from shortlist.errors import ShortlistError
+from shortlist.program.cli.output import say
+from shortlist.program.cli.parsing import parse
+from shortlist.program.text import counted, some_of
+
+_PACKAGES = ("fastapi", "uvicorn", "python_multipart")
+_MOST_K = 100
+_MOST_MEGAPIXELS = 170  # Pillow refuses larger ones itself
+
+
+@dataclass(frozen=True)
+class ServeArguments:
+    run: Annotated[Path, tyro.conf.arg(metavar="RUN"), tyro.conf.Positional]
+    """Folder of the run."""
+    host: str = "127.0.0.1"
+    """Address to serve at. The default can be reached from this machine alone; 0.0.0.0 from everywhere."""
+    port: int = 8000
+    """Port to serve at; 0 for any free one."""
+    allow_host: tuple[str, ...] = ()
+    """Other names by which people reach the server, such as plants.example.org."""
+    k: Annotated[int | None, tyro.conf.arg(aliases=["-k"])] = None
+    """Number of suggestions (default: the K that the run was trained for)."""
+    coverage: float | None = None
+    """The coverage that the page begins with (default: 0.9, for a calibrated run)."""
+    of: Literal["classes", "photos"] = "classes"
+    """What the coverage is of: classes on average, each counting the same, or photos."""
+    prior: Path | None = None
+    """CSV file: class names, then a column of weights for each place or month. One is chosen on the page."""
+    examples: bool = False
+    """Show training images of the suggested classes. Small copies are kept in the run."""
+    root: str = ""
+    """Where the data is now, if it has moved; for --examples."""
+    record: Path | None = None
+    """File for photos of which somebody says "none of these". Without it, nothing is kept."""
+    rate: float = 10.0
+    """Requests a second that one client may make; 0 for no limit."""
+    max_megabytes: int = 20
+    """Of one request."""
+    max_megapixels: int = 50
+    """Of one photo."""
+    device: str = "auto"
+    """Device to compute on: auto, cpu, cuda or mps."""
+
+
+def serve(arguments: list[str]) -> None:
+    """Serve a page and an API for photos: shortlist serve RUN"""
+    examples = (
+        "shortlist serve runs/birds                                   then open http://127.0.0.1:8000",
+        "shortlist serve runs/birds --examples --coverage 0.95        after shortlist calibrate runs/birds",
+        "shortlist serve runs/birds --prior months.csv --record unknown.jsonl",
+        "shortlist serve runs/birds --host 0.0.0.0 --allow-host birds.example.org",
+    )
+    parsed = parse(ServeArguments, arguments, "serve", examples)
+    _check(parsed)
+
+    from shortlist.program.runs.folder import RunFolder
+
+    run = RunFolder.existing(parsed.run)
+    if missing := [name for name in _PACKAGES if importlib.util.find_spec(name) is None]:
+        raise ShortlistError(f"serving needs the packages {', '.join(missing)}: pip install 'shortlist[serve]'")
+
+    from shortlist.program.predicting.predictor import Predictor
+    from shortlist.program.serving.app import Service, build_app
+    from shortlist.program.serving.examples import examples_of
+    from shortlist.program.serving.limits import Limits
+    from shortlist.program.serving.models import ServedRun
+    from shortlist.program.serving.priors import read_prior
+    from shortlist.program.serving.records import Record
+    from shortlist.program.serving.server import address_of, listen, run_server
+
+    limits = Limits(
+        bytes_of_request=parsed.max_megabytes * 2**20,
+        pixels_of_photo=parsed.max_megapixels * 10**6,
+        requests_per_second=parsed.rate,
+    )
+    listening = listen(parsed.host, parsed.port)  # before the model is loaded: a port in use is told at once
+    with listening:
+        model = ServedRun(Predictor(run, parsed.device), run.path.resolve().name, run.path, limits.photos, parsed.of)
+        k = model.suggested if parsed.k is None else parsed.k
+        if k > len(model.classes):
+            raise ShortlistError(f"-k must be at most {len(model.classes)}, the number of classes, got {k}")
+        calibrate = model.why_no_probabilities
+        if calibrate and (parsed.coverage is not None or parsed.prior is not None):
+            option = "--coverage" if parsed.prior is None else "--prior"
+            raise ShortlistError(
+                f"{option} needs probabilities, and {run.path} is not calibrated: run `{calibrate}` first"
+            )
+        prior, unknown = read_prior(parsed.prior, model.classes) if parsed.prior else ({}, [])
+        if unknown:
+            which = counted(len(unknown), "name that is no class", "names that are no classes")
+            say(f"{parsed.prior} has {which} of the run: {some_of(unknown)}; correct misspelt ones, others do no harm")
+        service = Service(
+            model=model,
+            k=k,
+            coverage=None if calibrate else 0.9 if parsed.coverage is None else parsed.coverage,
+            prior=prior,
+            examples=examples_of(run, parsed.root, say) if parsed.examples else {},
+            record=Record(parsed.record) if parsed.record else None,
+            limits=limits,
+            allowed_hosts=(parsed.host, *parsed.allow_host),
+        )
+        app = build_app(service)
+        if calibrate:
+            say(f"suggestions have no probabilities until you run `{calibrate}`")
+        say("Ctrl-C ends it")
+        with contextlib.suppress(KeyboardInterrupt):  # the usual end of a server
+            run_server(app, listening, lambda: print(address_of(listening, parsed.host), flush=True))
+    say("stopped")
+
+
+def _check(parsed: ServeArguments) -> None:
+    if parsed.coverage is not None and round(100 * parsed.coverage) not in range(50, 100):
+        raise ShortlistError(f"--coverage must be from 0.5 to 0.99, such as 0.9, got {parsed.coverage}")
+    if parsed.k is not None and not 1 <= parsed.k <= _MOST_K:
+        raise ShortlistError(f"-k must be from 1 to {_MOST_K}, got {parsed.k}")
+    if not 0 <= parsed.port < 2**16:
+        raise ShortlistError(f"--port must be from 0 to 65535, got {parsed.port}")
+    if not 0 <= parsed.rate < float("inf"):
+        raise ShortlistError(f"--rate must be a number of requests a second, or 0 for no limit, got {parsed.rate}")
+    if parsed.max_megabytes < 1 or not 1 <= parsed.max_megapixels <= _MOST_MEGAPIXELS:
+        raise ShortlistError(
+            f"--max-megabytes must be at least 1, and --max-megapixels from 1 to {_MOST_MEGAPIXELS}, got "
+            f"{parsed.max_megabytes} and {parsed.max_megapixels}"
+        )
+    if parsed.root and not parsed.examples:
+        raise ShortlistError("--root says where the images for --examples are: add --examples, or leave it out")

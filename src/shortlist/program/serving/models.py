@@ -1,0 +1,123 @@
+"""What can be served: the small interface of a model, and a run behind it."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import isfinite
+from pathlib import Path
+from typing import Protocol
+
+import torch
+from PIL import Image
+from torch import Tensor
+
+from shortlist.errors import ShortlistError
+from shortlist.program.predicting.calibration import Of
+from shortlist.program.predicting.predictor import Predictor, Suggestion
+
+
+@dataclass(frozen=True)
+class CoverageSet:
+    """As many classes as it takes."""
+
+    coverage: float
+    suggestions: Sequence[Suggestion]
+    is_promised: bool
+    """False if the coverage was measured in another situation: single photos, without a prior."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What is said of one thing, of which there were one or several photos."""
+
+    suggestions: Sequence[Suggestion]
+    sets: Sequence[CoverageSet]
+
+
+class ServedModel(Protocol):
+    """A model that can be served. Its methods are called from several threads, ``rows`` from one alone."""
+
+    name: str
+    classes: Sequence[str]
+    suggested: int
+    """How many suggestions it was made for."""
+    channels: int
+    """1 for grey, 3 for RGB."""
+    why_no_probabilities: str
+    """What to do about suggestions without probabilities; empty if they have them."""
+    coverages: Sequence[float]
+    """Coverages of the sets that it can give; empty without probabilities."""
+    most_photos: int
+    """Of one thing that it can fuse."""
+
+    def square(self, image: Image.Image) -> Tensor:
+        """``(C, H, W)`` uint8: what the network sees of an image."""
+        ...
+
+    def rows(self, squares: Tensor) -> Tensor:
+        """``(N, R)`` what the network says of ``(N, C, H, W)`` squares."""
+        ...
+
+    def answer(
+        self, rows: Tensor, k: int, coverages: Sequence[float] = (), log_weights: Tensor | None = None
+    ) -> Answer:
+        """What the rows of one thing say together, with the logarithms of a prior's weights if there is one."""
+        ...
+
+
+class ServedRun:
+    """A run as a served model.
+
+    Several photos are fused by the mean of their plain scores. Log-probabilities are plain scores divided by a
+    temperature, plus numbers that are the same for every photo, and normalised; so this is the same as the mean of the
+    log-probabilities, normalised again.
+
+    Args:
+        predictor: The run, which must be one on images.
+        name: What to call it.
+        path: Its folder, for messages.
+        most_photos: Of one thing that can be fused.
+        of: What a coverage is of.
+    """
+
+    coverages: Sequence[float] = ()
+
+    def __init__(self, predictor: Predictor, name: str, path: Path, most_photos: int, of: Of = "classes") -> None:
+        if predictor.channels == 0:
+            raise ShortlistError(f"{path} was trained on embeddings: only runs on images can be served")
+        self._predictor, self._of = predictor, of
+        self.name, self.most_photos = name, most_photos
+        self.classes: Sequence[str] = predictor.classes
+        self.suggested, self.channels = predictor.suggested, predictor.channels
+        self.why_no_probabilities = "" if predictor.is_calibrated else f"shortlist calibrate {path}"
+        if predictor.is_calibrated:
+            self.coverages = tuple(percent / 100 for percent in range(50, 100))
+
+    def square(self, image: Image.Image) -> Tensor:
+        return self._predictor.square(image)
+
+    def rows(self, squares: Tensor) -> Tensor:
+        return self._predictor.plain_scores(squares)
+
+    def answer(
+        self, rows: Tensor, k: int, coverages: Sequence[float] = (), log_weights: Tensor | None = None
+    ) -> Answer:
+        plain = rows.mean(0, keepdim=True)
+        if log_weights is not None:
+            plain = self._predictor.with_prior(plain, log_weights)
+        is_promised = len(rows) == 1 and log_weights is None
+        (suggestions,) = self._predictor.suggestions_of(plain, k)
+        sets = []
+        for coverage in coverages:
+            (inside,) = self._predictor.sets_of(plain, coverage, of=self._of)
+            sets.append(CoverageSet(coverage, _possible(inside, log_weights), is_promised))
+        return Answer(_possible(suggestions, log_weights), sets)
+
+
+def _possible(suggestions: Sequence[Suggestion], log_weights: Tensor | None) -> list[Suggestion]:
+    """Without the classes to which a prior gives a weight of zero."""
+    return [item for item in suggestions if log_weights is None or isfinite(log_weights[item.index])]
+
+
+def log_weights_by_name(weights: Mapping[str, Sequence[float]]) -> dict[str, Tensor]:
+    """Logarithms of the weights of all classes, for each column of a prior."""
+    return {name: torch.tensor(column, dtype=torch.float64).log().float() for name, column in weights.items()}
