@@ -32,10 +32,11 @@ from shortlist.program.text import did_you_mean, some_of
 
 _MOST_SHOWN = 100  # suggestions of one answer or set
 _MOST_COVERAGES = 10
-_STATIC = {
-    "": ("index.html", "text/html"),
-    "style.css": ("style.css", "text/css"),
-    "app.js": ("app.js", "text/javascript"),
+_PAGE = {
+    "/": ("index.html", "text/html"),
+    "/style.css": ("style.css", "text/css"),
+    "/app.js": ("app.js", "text/javascript"),
+    "/icon.svg": ("icon.svg", "image/svg+xml"),
 }
 _DECODERS = max(1, min(4, os.cpu_count() or 1))  # threads; each may hold a decoded photo
 _Result = TypeVar("_Result")
@@ -55,6 +56,7 @@ class SuggestedSet(BaseModel):
     """As many classes as it takes to contain the right one with a chosen probability."""
 
     coverage: float
+    of: str = Field(description="What the coverage is of: classes, each counting the same, or photos.")
     is_promised: bool = Field(
         description="False with several photos or a prior: the coverage was measured for single photos without one."
     )
@@ -222,6 +224,7 @@ def build_app(service: Service) -> FastAPI:
             sets=[
                 SuggestedSet(
                     coverage=found.coverage,
+                    of=model.of,
                     is_promised=found.is_promised,
                     size=len(found.suggestions),
                     suggestions=[*map(suggested, found.suggestions[:_MOST_SHOWN])],
@@ -286,9 +289,9 @@ def build_app(service: Service) -> FastAPI:
             raise HTTPException(404)
         return Response(pictures[number], media_type="image/webp", headers={"Cache-Control": "private, max-age=3600"})
 
-    for path, (file, kind) in _STATIC.items():
+    for path, (file, kind) in _PAGE.items():
         content = resources.files(__package__).joinpath("page", file).read_bytes()
-        app.add_api_route(f"/{path}", _static(content, kind), include_in_schema=False)
+        app.add_api_route(path, _static(content, kind), include_in_schema=False)
     return app
 
 

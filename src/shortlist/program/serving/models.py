@@ -46,6 +46,8 @@ class ServedModel(Protocol):
     """What to do about suggestions without probabilities; empty if they have them."""
     coverages: Sequence[float]
     """Coverages of the sets that it can give; empty without probabilities."""
+    of: Of
+    """What they are of."""
     most_photos: int
     """Of one thing that it can fuse."""
 
@@ -84,7 +86,8 @@ class ServedRun:
     def __init__(self, predictor: Predictor, name: str, path: Path, most_photos: int, of: Of = "classes") -> None:
         if predictor.channels == 0:
             raise ShortlistError(f"{path} was trained on embeddings: only runs on images can be served")
-        self._predictor, self._of = predictor, of
+        self._predictor: Predictor = predictor
+        self.of: Of = of
         self.name, self.most_photos = name, most_photos
         self.classes: Sequence[str] = predictor.classes
         self.suggested, self.channels = predictor.suggested, predictor.channels
@@ -108,7 +111,7 @@ class ServedRun:
         (suggestions,) = self._predictor.suggestions_of(plain, k)
         sets = []
         for coverage in coverages:
-            (inside,) = self._predictor.sets_of(plain, coverage, of=self._of)
+            (inside,) = self._predictor.sets_of(plain, coverage, of=self.of)
             sets.append(CoverageSet(coverage, _possible(inside, log_weights), is_promised))
         return Answer(_possible(suggestions, log_weights), sets)
 
