@@ -108,9 +108,13 @@ class Predictor:
         found = self.suggestions_of(plain, k)
         return found[0] if is_one else found
 
-    def suggestions_of(self, plain: Tensor, k: int) -> list[list[Suggestion]]:
-        """The same for ``(N, L)`` plain scores, as ``plain_scores`` gives them."""
-        return list(self._suggestions(plain, torch.ones_like(plain, dtype=torch.bool), k))
+    def suggestions_of(self, plain: Tensor, k: int, *, by_probability: bool = False) -> list[list[Suggestion]]:
+        """The same for ``(N, L)`` plain scores, as ``plain_scores`` gives them.
+
+        They are in the order of the corrected scores, or in that of the probabilities of a calibrated run.
+        """
+        every = torch.ones_like(plain, dtype=torch.bool)
+        return list(self._suggestions(plain, every, k, by_probability=by_probability))
 
     def sets(
         self,
@@ -148,11 +152,12 @@ class Predictor:
         of: Of = "classes",
         average_k: float | None = None,
         max_k: int | None = None,
+        by_probability: bool = False,
     ) -> list[list[Suggestion]]:
         """The same for ``(N, L)`` plain scores."""
         sets, calibration = self._fit_sets(coverage, of, average_k)
         inside = sets(log_probabilities(plain, calibration, self._class_counts), max_k)
-        return list(self._suggestions(plain, inside, int(inside.sum(1).max())))
+        return list(self._suggestions(plain, inside, int(inside.sum(1).max()), by_probability=by_probability))
 
     def _fit_sets(self, coverage: float, of: Of, average_k: float | None) -> tuple[PredictionSets, Calibration]:
         calibration = self._require_calibration()
@@ -211,14 +216,20 @@ class Predictor:
     def _plain_scores(self, inputs: Any) -> tuple[Tensor, bool]:
         return self._computed(inputs, lambda rows: self._model(rows).float())
 
-    def _suggestions(self, plain: Tensor, inside: Tensor, most: int) -> Iterator[list[Suggestion]]:
+    def _suggestions(
+        self, plain: Tensor, inside: Tensor, most: int, *, by_probability: bool = False
+    ) -> Iterator[list[Suggestion]]:
         """The best classes of each image among those inside, at most so many."""
-        scores = self._correct(plain)
-        top = scores.masked_fill(~inside, -math.inf).topk(most).indices
-        values = scores.gather(1, top).tolist()
-        chances: list[list[float | None]] = [[None] * most] * len(top)
+        scores = order = self._correct(plain)
+        chances: list[list[float | None]] = [[None] * most] * len(plain)
+        log_p = None
         if self._calibration is not None:
-            chances = log_probabilities(plain, self._calibration, self._class_counts).exp().gather(1, top).tolist()
+            log_p = log_probabilities(plain, self._calibration, self._class_counts)
+            order = log_p if by_probability else scores
+        top = order.masked_fill(~inside, -math.inf).topk(most).indices
+        values = scores.gather(1, top).tolist()
+        if log_p is not None:
+            chances = log_p.exp().gather(1, top).tolist()
         sizes = inside.sum(1).clamp(max=most).tolist()
         for indices, of_scores, of_chances, size in zip(top.tolist(), values, chances, sizes, strict=True):
             best = zip(indices[:size], of_scores[:size], of_chances[:size], strict=True)

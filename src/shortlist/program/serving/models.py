@@ -104,14 +104,15 @@ class ServedRun:
     def answer(
         self, rows: Tensor, k: int, coverages: Sequence[float] = (), log_weights: Tensor | None = None
     ) -> Answer:
-        plain = rows.mean(0, keepdim=True)
+        plain, has_prior = rows.mean(0, keepdim=True), log_weights is not None
         if log_weights is not None:
             plain = self._predictor.with_prior(plain, log_weights)
-        is_promised = len(rows) == 1 and log_weights is None
-        (suggestions,) = self._predictor.suggestions_of(plain, k)
+        is_promised = len(rows) == 1 and not has_prior
+        # The correction for class sizes stands for not knowing how frequent classes are. A prior knows it.
+        (suggestions,) = self._predictor.suggestions_of(plain, k, by_probability=has_prior)
         sets = []
         for coverage in coverages:
-            (inside,) = self._predictor.sets_of(plain, coverage, of=self.of)
+            (inside,) = self._predictor.sets_of(plain, coverage, of=self.of, by_probability=has_prior)
             sets.append(CoverageSet(coverage, _possible(inside, log_weights), is_promised))
         return Answer(_possible(suggestions, log_weights), sets)
 

@@ -69,7 +69,7 @@ function startOver() {
   showPhotos();
   settle("");
   at("error").hidden = true;
-  at("answer").hidden = true;
+  at("answer").hidden = at("title").hidden = true;
   at("choose").focus();
 }
 
@@ -90,7 +90,7 @@ function showPhotos() {
   at("left-out").hidden = true;
   at("adding").hidden = about.most_photos === 1;
   at("add").disabled = photos.length >= about.most_photos;
-  at("add-label").textContent = at("add").disabled ? `No more than ${photos.length} photos` : "Add a photo of the same thing";
+  at("add-label").textContent = at("add").disabled ? `No more than ${photos.length} photos` : "Another photo of it";
 }
 
 // Asking
@@ -116,7 +116,7 @@ async function ask() {
   } catch (error) {
     if (controller !== asking) return;
     if (controller.signal.aborted) settle("Cancelled.");
-    else fail(error.message);
+    else fail(error.message, error.mayPass);
   } finally {
     clearTimeout(slow);
     if (controller === asking) at("waiting").hidden = true;
@@ -132,17 +132,23 @@ function photoForm() {
 
 async function send(address, body, signal) {
   const tooMany = body && photos.reduce((sum, { file }) => sum + file.size, 0) > about.most_bytes - 65536;
-  if (tooMany) throw new Error(`The photos are too large: at most ${Math.floor(about.most_bytes / 2 ** 20)} MB together.`);
+  if (tooMany) throw problem(`The photos are too large: at most ${Math.floor(about.most_bytes / 2 ** 20)} MB together.`, false);
   let response;
   try {
     response = await fetch(address, { method: body ? "POST" : "GET", body, signal });
   } catch (error) {
     if (signal?.aborted) throw error;
-    throw new Error("The server cannot be reached. Is it still running?");
+    throw problem("The server cannot be reached. Is it still running?", true);
   }
   const content = await response.json().catch(() => ({}));
-  if (!response.ok) throw new Error(content.error ?? `The server answered with an error (${response.status}).`);
+  const mayPass = response.status >= 500 || [408, 429].includes(response.status);
+  if (!response.ok) throw problem(content.error ?? `The server answered with an error (${response.status}).`, mayPass);
   return content;
+}
+
+// mayPass: the same request may succeed later.
+function problem(sentence, mayPass) {
+  return Object.assign(new Error(sentence), { mayPass });
 }
 
 function say(text, unseen = "") {
@@ -156,11 +162,11 @@ function settle(text, unseen) {
   say(text, unseen);
 }
 
-function fail(sentence) {
+function fail(sentence, mayPass = false) {
   settle("");
-  at("answer").hidden = true;
+  at("answer").hidden = at("title").hidden = true;
   at("error-text").textContent = sentence;
-  at("retry").hidden = photos.length === 0;
+  at("retry").hidden = !mayPass || photos.length === 0;
   at("error").hidden = false;
 }
 
@@ -177,11 +183,10 @@ function showAnswer() {
   at("none-part").hidden = !about.is_recording;
   at("none").disabled = false;
   at("none").textContent = "None of these";
-  at("answer").hidden = false;
-  const from = answer.photos > 1 ? `From ${answer.photos} photos together` : "From one photo";
-  const where = answer.prior ? `, for ${answer.prior}` : "";
+  at("answer").hidden = at("title").hidden = false;
+  const from = [answer.photos > 1 && `from ${answer.photos} photos together`, answer.prior && `for ${answer.prior}`];
   const best = suggestions[0];
-  settle(`${from}${where}.`, best ? `${counted(suggestions.length, "suggestion")}. The first is ${best.name}, ${certainty(best)}.` : "");
+  settle(from.filter(Boolean).join(", "), best ? `${counted(suggestions.length, "suggestion")}. The first is ${best.name}, ${certainty(best)}.` : "");
 }
 
 function suggestionItem(suggestion) {
@@ -216,7 +221,8 @@ function showSet() {
   at("coverage-value").textContent = share;
   at("coverage").setAttribute("aria-valuetext", `${share}: ${counted(found.size, "class", "classes")}`);
   const each = found.of === "classes" ? ", each class counting the same" : "";
-  let text = `${counted(found.size, "class", "classes")}. Of sets like this, ${share} contain the right class${each}.`;
+  const worth = found.is_promised ? ` Of sets like this, ${share} contain the right class${each}.` : "";
+  let text = `${counted(found.size, "class", "classes")}.${worth}`;
   if (found.size === 0) text = "No class is likely enough: perhaps it is something else.";
   if (found.size === about.classes) text = `All ${counted(found.size, "class", "classes")}: at ${share} nothing can be ruled out.`;
   at("set-text").textContent = text;
@@ -288,6 +294,7 @@ async function start() {
     fail(error.message);
     return;
   }
+  at("photographing").hidden = navigator.maxTouchPoints === 0; // elsewhere it would choose a file, like the other one
   document.title = `${about.run} – shortlist`;
   at("run").textContent = about.run;
   at("facts").textContent = `${counted(about.classes, "class", "classes")}, ${counted(about.suggested, "suggestion")} for a photo.`;
