@@ -88,7 +88,9 @@ def decoded_image(
 
 def converted(image: Image.Image, channels: int) -> Image.Image:
     """The image upright, in grey (1 channel) or RGB (3); transparent parts become white."""
-    return _eight_bit(_upright(image)).convert("L" if channels == 1 else "RGB")
+    made = _eight_bit(_upright(image)).convert("L" if channels == 1 else "RGB")
+    made.info = {}  # with the orientation, which would turn it once more wherever it is converted again
+    return made
 
 
 def _upright(image: Image.Image) -> Image.Image:
