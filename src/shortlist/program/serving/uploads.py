@@ -46,6 +46,8 @@ async def received_photos(
                     max_part_size=_ROOM_FOR_TEXT,
                 )
                 form = await parser.parse()
+        except RefusedError:
+            raise
         except TimeoutError:
             raise RefusedError(408, f"The photos did not arrive within {limits.seconds_to_send:g} s.") from None
         except MultiPartException as error:
