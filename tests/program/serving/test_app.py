@@ -113,9 +113,7 @@ def test_photos_of_one_thing_are_fused_by_the_mean_of_their_log_probabilities(
     again = suggest(client, *reversed(photos), k=CLASSES)
     assert indices(again["suggestions"]) == indices(found["suggestions"]), "in any order"
     same = suggest(client, photos[0], photos[0], k=CLASSES)
-    torch.testing.assert_close(
-        in_order(same["suggestions"]), probabilities(predictor, photos[0]), rtol=1e-3, atol=1e-5
-    )
+    torch.testing.assert_close(in_order(same["suggestions"]), probabilities(predictor, photos[0]), rtol=1e-3, atol=1e-5)
 
 
 def test_scores_of_an_uncalibrated_run_are_fused_by_their_mean(tmp_path: Path) -> None:

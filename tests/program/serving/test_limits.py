@@ -186,7 +186,9 @@ def test_a_full_queue_is_told_in_json(run: RunFolder) -> None:
 # Which host and page
 
 
-@pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.1:9", "localhost:8000", "LOCALHOST", "[::1]:8000", "birds.example"])
+@pytest.mark.parametrize(
+    "host", ["127.0.0.1", "127.0.0.1:9", "localhost:8000", "LOCALHOST", "[::1]:8000", "birds.example"]
+)
 def test_known_hosts_are_served(run: RunFolder, host: str) -> None:
     with client_of(service_of(run, allowed_hosts=["Birds.example"])) as client:
         assert client.get("/api/health", headers={"host": host}).status_code == 200

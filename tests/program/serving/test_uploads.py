@@ -113,7 +113,11 @@ def test_the_photo_that_is_wrong_is_named(unharmed: TestClient) -> None:
         ("multipart/form-data; boundary=x", b"", 400),
         ("multipart/form-data; boundary=x", b"nothing of this kind", 400),
         ("multipart/form-data; boundary=x", b"--x\r\n\r\n\r\n--x--\r\n", 400),
-        ("multipart/form-data; boundary=x", b'--x\r\ncontent-disposition: form-data; name="photos"\r\n\r\na\r\n--x--', 400),
+        (
+            "multipart/form-data; boundary=x",
+            b'--x\r\ncontent-disposition: form-data; name="photos"\r\n\r\na\r\n--x--',
+            400,
+        ),
         ("multipart/form-data; boundary=x", b"--x\r\n" + b"a" * 100_000 + b": b\r\n\r\n", 400),
         ("multipart/form-data; boundary=x; charset=nonsense", b"--x\r\n\xff: \xff\r\n\r\n", 400),
         (
@@ -121,7 +125,11 @@ def test_the_photo_that_is_wrong_is_named(unharmed: TestClient) -> None:
             b'--x\r\ncontent-disposition: form-data; name="\xff\xfe"; filename="\xff"\r\n\r\na\r\n--x--\r\n',
             400,
         ),
-        ("multipart/form-data; boundary=x", b'--x\r\ncontent-disposition: form-data; name="a"\r\n\r\n' + bytes(99_999), 400),
+        (
+            "multipart/form-data; boundary=x",
+            b'--x\r\ncontent-disposition: form-data; name="a"\r\n\r\n' + bytes(99_999),
+            400,
+        ),
         ("application/json", b"{}", 415),
         ("image/png", photo(), 415),
         ("", b"", 415),

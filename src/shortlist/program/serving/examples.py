@@ -42,8 +42,13 @@ def examples_of(run: RunFolder, root: str = "", say: Callable[[str], None] = lam
         say: Is told what the user should know.
     """
     if not run.has(FILE):
+        if run.config.data.label_noise:
+            raise ShortlistError(
+                f"{run.path} was trained with wrong labels (data.label-noise), so its training images are no examples "
+                "of their classes: leave out --examples"
+            )
         say(f"making {FILE} in {run.path} from the training images")
-        examples = _made(load_run_problem(run, root), run, say)
+        examples = _made(load_run_problem(run, root), say)
         content = io.BytesIO()
         with zipfile.ZipFile(content, "w", zipfile.ZIP_STORED) as archive:
             for label, pictures in examples.items():
@@ -53,12 +58,7 @@ def examples_of(run: RunFolder, root: str = "", say: Callable[[str], None] = lam
     return _read(run)
 
 
-def _made(problem: Problem, run: RunFolder, say: Callable[[str], None]) -> Examples:
-    if run.config.data.label_noise:
-        raise ShortlistError(
-            f"{run.path} was trained with wrong labels (data.label-noise), so its training images are no examples of "
-            "their classes: leave out --examples"
-        )
+def _made(problem: Problem, say: Callable[[str], None]) -> Examples:
     labels = problem.train.labels
     order = uniform_for(torch.arange(len(labels)), _SEED, 1).squeeze(1).argsort(stable=True)
     examples: Examples = {}

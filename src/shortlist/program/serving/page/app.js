@@ -295,7 +295,7 @@ async function start() {
     return;
   }
   at("photographing").hidden = navigator.maxTouchPoints === 0; // elsewhere it would choose a file, like the other one
-  document.title = `${about.run} – shortlist`;
+  document.title = `shortlist: ${about.run}`;
   at("run").textContent = about.run;
   at("facts").textContent = `${counted(about.classes, "class", "classes")}, ${counted(about.suggested, "suggestion")} for a photo.`;
   at("calibrate").textContent = about.calibrate;
