@@ -5,6 +5,7 @@ import base64
 import json
 import stat
 import tempfile
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -80,9 +81,9 @@ def test_many_requests_at_once_are_computed_in_batches_and_answered_as_alone(
     sizes: list[int] = []
     compute = service.model.rows
 
-    def counted_rows(squares: Tensor) -> Tensor:
-        sizes.append(len(squares))
-        return compute(squares)
+    def counted_rows(photos: Sequence[Tensor]) -> Sequence[Tensor]:
+        sizes.append(len(photos))
+        return compute(photos)
 
     monkeypatch.setattr(service.model, "rows", counted_rows)
 
@@ -176,7 +177,7 @@ def test_bad_parameters_are_named(client: TestClient, query: str, fact: str) -> 
 
 def test_a_score_that_is_not_finite_is_null(run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     service = service_of(run)
-    monkeypatch.setattr(service.model, "rows", lambda squares: torch.full((len(squares), CLASSES), torch.nan))
+    monkeypatch.setattr(service.model, "rows", lambda photos: [torch.full((CLASSES,), torch.nan)] * len(photos))
     with client_of(service) as client:
         assert {item["score"] for item in suggest(client, photo())["suggestions"]} == {None}
 
@@ -185,10 +186,10 @@ def test_a_mistake_of_the_server_is_told_and_survived(run: RunFolder, monkeypatc
     service = service_of(run)
     compute, failures = service.model.rows, [RuntimeError("out of memory")]
 
-    def fail_once(squares: Tensor) -> Tensor:
+    def fail_once(photos: Sequence[Tensor]) -> Sequence[Tensor]:
         if failures:
             raise failures.pop()
-        return compute(squares)
+        return compute(photos)
 
     monkeypatch.setattr(service.model, "rows", fail_once)
     with TestClient(build_app(service), HOST, raise_server_exceptions=False) as client:

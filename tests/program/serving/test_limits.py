@@ -3,7 +3,7 @@
 import asyncio
 import queue
 import threading
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import replace
 
 import httpx
@@ -134,10 +134,10 @@ def test_the_api_has_a_rate_and_the_page_has_none(run: RunFolder) -> None:
 def test_a_full_queue_refuses_and_the_rest_is_answered() -> None:
     entered, gate = queue.Queue[int](), threading.Event()
 
-    def compute(squares: Tensor) -> Tensor:
-        entered.put(len(squares))
+    def compute(photos: Sequence[Tensor]) -> Sequence[Tensor]:
+        entered.put(len(photos))
         gate.wait()
-        return squares.flatten(1).float()
+        return photos
 
     batcher = Batcher(compute, most_waiting=3, at_once=2, seconds=0.0)
     squares = [torch.full((1, 1, 1), number, dtype=torch.uint8) for number in range(9)]
@@ -155,18 +155,18 @@ def test_a_full_queue_refuses_and_the_rest_is_answered() -> None:
 
 
 def test_what_waits_is_answered_before_the_end() -> None:
-    batcher = Batcher(lambda squares: squares.flatten(1).float(), most_waiting=50, seconds=0.5)
+    batcher = Batcher(lambda photos: photos, most_waiting=50, seconds=0.5)
     rows = batcher.submit([torch.full((1, 1, 1), number, dtype=torch.uint8) for number in range(10)])
     batcher.close()
     assert [row.result(0).item() for row in rows] == list(range(10))
 
 
 def test_a_client_that_left_is_not_computed() -> None:
-    seen: list[int] = []
+    seen: list[float] = []
 
-    def compute(squares: Tensor) -> Tensor:
-        seen.extend(squares.flatten().tolist())
-        return squares.flatten(1).float()
+    def compute(photos: Sequence[Tensor]) -> Sequence[Tensor]:
+        seen.extend(photo.item() for photo in photos)
+        return photos
 
     batcher = Batcher(compute, most_waiting=50, seconds=0.2)
     rows = batcher.submit([torch.full((1, 1, 1), number, dtype=torch.uint8) for number in range(4)])

@@ -2,9 +2,10 @@
 
 import contextlib
 import importlib.util
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
@@ -13,15 +14,18 @@ from shortlist.program.cli.output import say
 from shortlist.program.cli.parsing import parse
 from shortlist.program.text import counted, some_of
 
+if TYPE_CHECKING:
+    from shortlist.program.serving.models import ServedModel
+
 _PACKAGES = ("fastapi", "uvicorn", "python_multipart")
-_MOST_K = 100
+_MOST_K = 100  # as the API has it
 _MOST_MEGAPIXELS = 170  # Pillow refuses larger ones itself
 
 
 @dataclass(frozen=True)
 class ServeArguments:
     run: Annotated[Path, tyro.conf.arg(metavar="RUN"), tyro.conf.Positional]
-    """Folder of the run."""
+    """Folder of the run, or a file that it was exported to (.onnx)."""
     host: str = "127.0.0.1"
     """Address to serve at. The default can be reached from this machine alone; 0.0.0.0 from everywhere."""
     port: int = 8000
@@ -63,17 +67,22 @@ def serve(arguments: list[str]) -> None:
     parsed = parse(ServeArguments, arguments, "serve", examples)
     _check(parsed)
 
+    is_file = parsed.run.suffix == ".onnx"
+    if is_file and parsed.examples:
+        raise ShortlistError("--examples are kept in the folder of a run: serve that instead of an exported file")
+
     from shortlist.program.runs.folder import RunFolder
 
-    run = RunFolder.existing(parsed.run)
+    run = RunFolder(parsed.run) if is_file else RunFolder.existing(parsed.run)
     if missing := [name for name in _PACKAGES if importlib.util.find_spec(name) is None]:
         raise ShortlistError(f"serving needs the packages {', '.join(missing)}: pip install 'shortlist[serve]'")
 
     from shortlist.program.predicting.predictor import Predictor
     from shortlist.program.serving.app import Service, build_app
     from shortlist.program.serving.examples import examples_of
+    from shortlist.program.serving.exported import open_file
     from shortlist.program.serving.limits import Limits
-    from shortlist.program.serving.models import ServedRun
+    from shortlist.program.serving.models import ServedModel, ServedRun
     from shortlist.program.serving.priors import read_prior
     from shortlist.program.serving.records import Record
     from shortlist.program.serving.server import address_of, listen, run_server
@@ -85,24 +94,21 @@ def serve(arguments: list[str]) -> None:
     )
     listening = listen(parsed.host, parsed.port)  # before the model is loaded: a port in use is told at once
     with listening:
-        model = ServedRun(Predictor(run, parsed.device), run.path.resolve().name, run.path, limits.photos, parsed.of)
-        k = model.suggested if parsed.k is None else parsed.k
-        if k > len(model.classes):
-            raise ShortlistError(f"-k must be at most {len(model.classes)}, the number of classes, got {k}")
-        calibrate = model.why_no_probabilities
-        if calibrate and (parsed.coverage is not None or parsed.prior is not None):
-            option = "--coverage" if parsed.prior is None else "--prior"
-            raise ShortlistError(
-                f"{option} needs probabilities, and {run.path} is not calibrated: run `{calibrate}` first"
-            )
+        model: ServedModel
+        if is_file:
+            model = open_file(parsed.run)
+        else:
+            name = run.path.resolve().name
+            model = ServedRun(Predictor(run, parsed.device), name, run.path, limits.photos, parsed.of)
+        _check_with_model(parsed, model)
         prior, unknown = read_prior(parsed.prior, model.classes) if parsed.prior else ({}, [])
         if unknown:
             which = counted(len(unknown), "name that is no class", "names that are no classes")
             say(f"{parsed.prior} has {which} of the run: {some_of(unknown)}; correct misspelt ones, others do no harm")
         service = Service(
             model=model,
-            k=k,
-            coverage=None if calibrate else 0.9 if parsed.coverage is None else parsed.coverage,
+            k=model.suggested if parsed.k is None else parsed.k,
+            coverage=_first_coverage(parsed.coverage, model.coverages),
             prior=prior,
             examples=examples_of(run, parsed.root, say) if parsed.examples else {},
             record=Record(parsed.record) if parsed.record else None,
@@ -110,7 +116,7 @@ def serve(arguments: list[str]) -> None:
             allowed_hosts=(parsed.host, *parsed.allow_host),
         )
         app = build_app(service)
-        if calibrate:
+        if calibrate := model.why_no_probabilities:
             say(f"suggestions have no probabilities until you run `{calibrate}`")
         say("Ctrl-C ends it")
         with contextlib.suppress(KeyboardInterrupt):  # the usual end of a server
@@ -118,9 +124,36 @@ def serve(arguments: list[str]) -> None:
     say("stopped")
 
 
+def _check_with_model(parsed: ServeArguments, model: "ServedModel") -> None:
+    most = min(model.most_suggested, _MOST_K)
+    if parsed.k is not None and parsed.k > most:
+        raise ShortlistError(f"-k must be at most {most}, got {parsed.k}: {parsed.run} has no more to suggest")
+    calibrate = model.why_no_probabilities
+    for option, value in (("--coverage", parsed.coverage), ("--prior", parsed.prior)):
+        if value is not None and calibrate:
+            raise ShortlistError(
+                f"{option} needs probabilities, and {parsed.run} is not calibrated: run `{calibrate}` first"
+            )
+    if parsed.prior is not None and not model.takes_prior:
+        raise ShortlistError(
+            f"--prior needs all classes, and {parsed.run} tells the best alone: serve the run's folder"
+        )
+    if parsed.coverage is not None and not any(abs(parsed.coverage - known) < 1e-6 for known in model.coverages):
+        raise ShortlistError(
+            f"--coverage must be one of {some_of([f'{known:g}' for known in model.coverages], 60) or 'none'}, "
+            f"got {parsed.coverage}"
+        )
+
+
+def _first_coverage(asked: float | None, known: Sequence[float]) -> float | None:
+    """The one that the page begins with: the known one that is nearest to what was asked for, or to 0.9."""
+    wanted = 0.9 if asked is None else asked
+    return min(known, key=lambda coverage: abs(coverage - wanted)) if known else None
+
+
 def _check(parsed: ServeArguments) -> None:
-    if parsed.coverage is not None and round(100 * parsed.coverage) not in range(50, 100):
-        raise ShortlistError(f"--coverage must be from 0.5 to 0.99, such as 0.9, got {parsed.coverage}")
+    if parsed.coverage is not None and not 0 < parsed.coverage < 1:
+        raise ShortlistError(f"--coverage must be between 0 and 1, such as 0.9, got {parsed.coverage}")
     if parsed.k is not None and not 1 <= parsed.k <= _MOST_K:
         raise ShortlistError(f"-k must be from 1 to {_MOST_K}, got {parsed.k}")
     if not 0 <= parsed.port < 2**16:

@@ -134,6 +134,13 @@ def evaluation_transform(preprocess: Preprocess, *changes: Change) -> Transform:
     return _pipeline(_not_too_thin, v2.Resize(preprocess.resize), v2.CenterCrop(preprocess.crop), *changes)
 
 
+def before_crop(preprocess: Preprocess) -> Transform:
+    """What ``evaluation_transform`` does before it crops. Resizing the result in the same way changes nothing."""
+    if preprocess.fit == "pad":
+        return evaluation_transform(preprocess)
+    return _pipeline(_not_too_thin, v2.Resize(preprocess.resize))
+
+
 def random_crop(preprocess: Preprocess, *changes: Change) -> Transform:
     """Resize the shorter side and crop a random square, without flips: as in the paper for Pl@ntNet-300K."""
     return _pipeline(_not_too_thin, v2.Resize(preprocess.resize), v2.RandomCrop(preprocess.crop), *changes)

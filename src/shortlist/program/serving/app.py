@@ -10,7 +10,6 @@ from importlib import resources
 from math import isfinite
 from typing import Annotated, Any, TypeVar
 
-import torch
 from fastapi import FastAPI, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
@@ -30,7 +29,7 @@ from shortlist.program.serving.records import Record
 from shortlist.program.serving.uploads import FIELD, decoded_photos, received_photos
 from shortlist.program.text import did_you_mean, some_of
 
-_MOST_SHOWN = 100  # suggestions of one answer or set
+MOST_SHOWN = 100  # suggestions of one answer or set
 _MOST_COVERAGES = 10
 _PAGE = {
     "/": ("index.html", "text/html"),
@@ -61,7 +60,7 @@ class SuggestedSet(BaseModel):
         description="False with several photos or a prior: the coverage was measured for single photos without one."
     )
     size: int = Field(description="How many classes the set has. It may be empty, or have all classes.")
-    suggestions: list[SuggestedClass] = Field(description=f"The best of them, at most {_MOST_SHOWN}.")
+    suggestions: list[SuggestedClass] = Field(description=f"The best of them, at most {MOST_SHOWN}.")
 
 
 class SuggestAnswer(BaseModel):
@@ -187,8 +186,8 @@ def build_app(service: Service) -> FastAPI:
     async def in_thread(work: Callable[..., _Result], *arguments: Any) -> _Result:
         return await asyncio.get_running_loop().run_in_executor(threads, work, *arguments)
 
-    def squares_of(contents: Sequence[bytes]) -> list[Tensor]:
-        return [model.square(photo) for photo in decoded_photos(contents, model.channels, limits)]
+    def prepared(contents: Sequence[bytes]) -> list[Tensor]:
+        return [model.prepared(photo) for photo in decoded_photos(contents, model.channels, limits)]
 
     def suggested(item: Suggestion) -> SuggestedClass:
         return SuggestedClass(
@@ -206,15 +205,15 @@ def build_app(service: Service) -> FastAPI:
         coverage: Annotated[list[float] | None, Query(description="Coverages of sets, in hundredths.")] = None,
         prior: Annotated[str | None, Query(description="A column of the prior.")] = None,
     ) -> SuggestAnswer:
-        k = _checked_k(service.k if k is None else k, len(names))
+        k = _checked_k(service.k if k is None else k, model.most_suggested)
         coverages = _checked_coverages(coverage or [], model)
         weights = _chosen(prior, log_weights)
         async with received_photos(request, limits, budget) as (contents, _):
             if len(contents) > model.most_photos:
                 raise RefusedError(413, f"Too many photos: this model takes {model.most_photos} of one thing.")
-            squares = await in_thread(squares_of, contents)
-        rows = await asyncio.gather(*map(asyncio.wrap_future, batcher.submit(squares)))
-        answer: Answer = await in_thread(model.answer, torch.stack(rows), k, coverages, weights)
+            photos = await in_thread(prepared, contents)
+        rows = await asyncio.gather(*map(asyncio.wrap_future, batcher.submit(photos)))
+        answer: Answer = await in_thread(model.answer, rows, k, coverages, weights)
         return SuggestAnswer(
             run=model.name,
             version=__version__,
@@ -227,7 +226,7 @@ def build_app(service: Service) -> FastAPI:
                     of=model.of,
                     is_promised=found.is_promised,
                     size=len(found.suggestions),
-                    suggestions=[*map(suggested, found.suggestions[:_MOST_SHOWN])],
+                    suggestions=[*map(suggested, found.suggestions[:MOST_SHOWN])],
                 )
                 for found in answer.sets
             ],
@@ -328,8 +327,8 @@ def _explain_errors(app: FastAPI) -> None:
         return JSONResponse(error_content("The server made a mistake. Its terminal says which."), 500)
 
 
-def _checked_k(k: int, num_classes: int) -> int:
-    most = min(num_classes, _MOST_SHOWN)
+def _checked_k(k: int, most_suggested: int) -> int:
+    most = min(most_suggested, MOST_SHOWN)
     if not 1 <= k <= most:
         raise RefusedError(422, f"k must be from 1 to {most}, got {k}.")
     return k
@@ -364,7 +363,7 @@ def _chosen(prior: str | None, log_weights: Mapping[str, Tensor]) -> Tensor | No
 
 def _indices(text: str, num_classes: int) -> list[int]:
     words = [word for word in text.split(",") if word]
-    if len(words) > _MOST_SHOWN or not all(word.isascii() and word.isdigit() and len(word) < 10 for word in words):
+    if len(words) > MOST_SHOWN or not all(word.isascii() and word.isdigit() and len(word) < 10 for word in words):
         raise RefusedError(422, "suggested must be indices of classes, with commas between them.")
     indices = [int(word) for word in words]
     if any(index >= num_classes for index in indices):

@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from shortlist.program.serving.limits import RefusedError
@@ -19,23 +18,23 @@ _SECONDS_TO_WAIT = 0.004
 
 @dataclass(frozen=True)
 class _Waiting:
-    square: Tensor
+    prepared: Tensor
     row: "Future[Tensor]"
 
 
 class Batcher:
-    """A thread that collects squares of pixels for a few milliseconds and computes them in one batch.
+    """A thread that collects prepared photos for a few milliseconds and computes them in one batch.
 
     Args:
-        compute: ``(N, C, H, W)`` squares to ``(N, R)`` rows.
-        most_waiting: More than so many squares are refused.
-        at_once: Squares in a batch.
-        seconds: How long the first square of a batch waits for others.
+        compute: From prepared photos to a row for each.
+        most_waiting: More than so many photos are refused.
+        at_once: Photos in a batch.
+        seconds: How long the first photo of a batch waits for others.
     """
 
     def __init__(
         self,
-        compute: Callable[[Tensor], Tensor],
+        compute: Callable[[Sequence[Tensor]], Sequence[Tensor]],
         most_waiting: int,
         at_once: int = AT_ONCE,
         seconds: float = _SECONDS_TO_WAIT,
@@ -45,11 +44,11 @@ class Batcher:
         self._thread = threading.Thread(target=self._work, name="batches", daemon=True)
         self._thread.start()
 
-    def submit(self, squares: Sequence[Tensor]) -> "list[Future[Tensor]]":
-        """The rows of these squares, once they are computed; or a refusal if too many are waiting."""
+    def submit(self, photos: Sequence[Tensor]) -> "list[Future[Tensor]]":
+        """The rows of these photos, once they are computed; or a refusal if too many are waiting."""
         rows: list[Future[Tensor]] = []
-        for square in squares:
-            waiting = _Waiting(square, Future())
+        for prepared in photos:
+            waiting = _Waiting(prepared, Future())
             try:
                 self._queue.put_nowait(waiting)
             except queue.Full:
@@ -86,7 +85,7 @@ class Batcher:
         if not batch:
             return  # their clients have left
         try:
-            rows = self._compute(torch.stack([waiting.square for waiting in batch]))
+            rows = self._compute([waiting.prepared for waiting in batch])
         except Exception as error:  # the thread must live on; each request reports it
             for waiting in batch:
                 waiting.row.set_exception(error)

@@ -40,6 +40,8 @@ class ServedModel(Protocol):
     classes: Sequence[str]
     suggested: int
     """How many suggestions it was made for."""
+    most_suggested: int
+    """How many it can give."""
     channels: int
     """1 for grey, 3 for RGB."""
     why_no_probabilities: str
@@ -50,17 +52,19 @@ class ServedModel(Protocol):
     """What they are of."""
     most_photos: int
     """Of one thing that it can fuse."""
+    takes_prior: bool
+    """True if weights of a prior can be added to its probabilities."""
 
-    def square(self, image: Image.Image) -> Tensor:
-        """``(C, H, W)`` uint8: what the network sees of an image."""
+    def prepared(self, image: Image.Image) -> Tensor:
+        """``(C, H, W)`` uint8: all that the network needs of an image, in little memory."""
         ...
 
-    def rows(self, squares: Tensor) -> Tensor:
-        """``(N, R)`` what the network says of ``(N, C, H, W)`` squares."""
+    def rows(self, photos: Sequence[Tensor]) -> Sequence[Tensor]:
+        """What the network says of each prepared photo."""
         ...
 
     def answer(
-        self, rows: Tensor, k: int, coverages: Sequence[float] = (), log_weights: Tensor | None = None
+        self, rows: Sequence[Tensor], k: int, coverages: Sequence[float] = (), log_weights: Tensor | None = None
     ) -> Answer:
         """What the rows of one thing say together, with the logarithms of a prior's weights if there is one."""
         ...
@@ -82,6 +86,7 @@ class ServedRun:
     """
 
     coverages: Sequence[float] = ()
+    takes_prior = False
 
     def __init__(self, predictor: Predictor, name: str, path: Path, most_photos: int, of: Of = "classes") -> None:
         if predictor.channels == 0:
@@ -90,21 +95,23 @@ class ServedRun:
         self.of: Of = of
         self.name, self.most_photos = name, most_photos
         self.classes: Sequence[str] = predictor.classes
-        self.suggested, self.channels = predictor.suggested, predictor.channels
+        self.suggested, self.most_suggested = predictor.suggested, len(predictor.classes)
+        self.channels = predictor.channels
         self.why_no_probabilities = "" if predictor.is_calibrated else f"shortlist calibrate {path}"
         if predictor.is_calibrated:
+            self.takes_prior = True
             self.coverages = tuple(percent / 100 for percent in range(50, 100))
 
-    def square(self, image: Image.Image) -> Tensor:
+    def prepared(self, image: Image.Image) -> Tensor:
         return self._predictor.square(image)
 
-    def rows(self, squares: Tensor) -> Tensor:
-        return self._predictor.plain_scores(squares)
+    def rows(self, photos: Sequence[Tensor]) -> Sequence[Tensor]:
+        return [*self._predictor.plain_scores(torch.stack([*photos]))]
 
     def answer(
-        self, rows: Tensor, k: int, coverages: Sequence[float] = (), log_weights: Tensor | None = None
+        self, rows: Sequence[Tensor], k: int, coverages: Sequence[float] = (), log_weights: Tensor | None = None
     ) -> Answer:
-        plain, has_prior = rows.mean(0, keepdim=True), log_weights is not None
+        plain, has_prior = torch.stack([*rows]).mean(0, keepdim=True), log_weights is not None
         if log_weights is not None:
             plain = self._predictor.with_prior(plain, log_weights)
         is_promised = len(rows) == 1 and not has_prior

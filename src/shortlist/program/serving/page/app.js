@@ -316,6 +316,7 @@ async function start() {
   const coverages = offeredCoverages();
   at("coverage").max = coverages.length - 1;
   at("coverage").value = Math.max(0, coverages.indexOf(about.coverage));
+  at("coverage").hidden = coverages.length < 2; // an exported file has one
   listen();
   document.body.dataset.ready = "true";
 }
