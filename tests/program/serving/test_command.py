@@ -1,5 +1,6 @@
 """The command: a real server from its start to Ctrl-C, and a sentence with the remedy for what cannot be served."""
 
+import importlib.util
 import os
 import signal
 import socket
@@ -106,7 +107,7 @@ def test_what_cannot_be_served_is_told_with_the_remedy(
 def test_a_missing_extra_is_named(
     run: RunFolder, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    find = cli.serve.__globals__["importlib"].util.find_spec
+    find = importlib.util.find_spec
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "uvicorn" else find(name))
     message = refusal(monkeypatch, capsys, str(run.path), "--port", "0")
     assert "uvicorn" in message

@@ -178,6 +178,14 @@ def build_app(service: Service) -> FastAPI:
         openapi_url="/api/schema",
         docs_url=None,  # these pages load scripts from elsewhere
         redoc_url=None,
+        # Newer versions of FastAPI can report requests to a collector that the environment names. Older ones ignore it.
+        telemetry={
+            "tracing": False,
+            "metrics": False,
+            "logs": False,
+            "operation_spans": False,
+            "auto_configure": False,
+        },
         lifespan=lifespan,
     )
     app.add_middleware(Guard, allowed_hosts=service.allowed_hosts, rate=RateLimit(limits.requests_per_second))
