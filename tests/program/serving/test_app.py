@@ -19,14 +19,15 @@ from torch import Tensor
 
 import shortlist as sl
 from shortlist.program.predicting.predictor import Predictor
-from shortlist.program.runs.folder import RunFolder
+from shortlist.program.runs.folder import BEST, RunFolder, file_digest
+from shortlist.program.runs.records import Correction, write_correction
 from shortlist.program.serving import records
 from shortlist.program.serving.app import build_app
 from shortlist.program.serving.limits import RefusedError
 from shortlist.program.serving.records import Record
 from tests.support.run_folders import untrained_run
 from tests.support.scored_runs import CLASSES
-from tests.support.serving import HOST, client_of, form, indices, opened, photo, service_of
+from tests.support.serving import HOST, calibrated_run, client_of, form, indices, opened, photo, service_of
 
 
 def suggest(client: TestClient, *photos: bytes, **query: Any) -> dict[str, Any]:
@@ -156,6 +157,21 @@ def test_a_prior_multiplies_the_probabilities_and_orders_by_them(run: RunFolder,
     assert "July" in unknown.json()["error"]
 
 
+def test_with_a_prior_the_correction_for_class_sizes_does_not_order(tmp_path: Path) -> None:
+    run = calibrated_run(tmp_path / "run")
+    numbers: Any = {"images": 1, "classes": 1, "num_classes": CLASSES, "val": {}}
+    write_correction(run, Correction(5.0, "macro_top1", best_sha256=file_digest(run.path / BEST), **numbers))
+    with client_of(service_of(run, prior={"anywhere": [1.0] * CLASSES})) as client:
+        plain = suggest(client, photo(), k=CLASSES, coverage=0.99)
+        found = suggest(client, photo(), k=CLASSES, coverage=0.99, prior="anywhere")
+    for with_prior, without in ((found, plain), (found["sets"][0], plain["sets"][0])):
+        shares = [item["probability"] for item in with_prior["suggestions"]]
+        assert shares == sorted(shares, reverse=True)
+        scores = [item["score"] for item in without["suggestions"]]
+        assert scores == sorted(scores, reverse=True)
+    assert indices(plain["suggestions"]) != indices(found["suggestions"])
+
+
 @pytest.mark.parametrize(
     ("query", "fact"),
     [
@@ -197,6 +213,7 @@ def test_a_mistake_of_the_server_is_told_and_survived(run: RunFolder, monkeypatc
         assert response.status_code == 500
         assert "out of memory" not in response.text
         assert response.json()["error"]
+        assert "default-src 'none'" in response.headers["content-security-policy"]
         assert len(suggest(client, photo())["suggestions"]) == 3
 
 
@@ -299,6 +316,14 @@ def test_none_of_these_keeps_pixels_and_suggestions_alone(run: RunFolder, tmp_pa
     assert not image.getexif()
     assert "comment" not in image.info
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+def test_a_record_strips_whatever_image_it_is_given(tmp_path: Path) -> None:
+    Record(tmp_path / "record.jsonl").add("birds", [], [opened(with_place_and_time())])
+    (kept,) = json.loads((tmp_path / "record.jsonl").read_text())["photos"]
+    image = opened(base64.b64decode(kept))
+    assert not image.getexif()
+    assert "comment" not in image.info
 
 
 def test_a_full_record_refuses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

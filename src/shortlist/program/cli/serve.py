@@ -138,17 +138,15 @@ def _check_with_model(parsed: ServeArguments, model: "ServedModel") -> None:
         raise ShortlistError(
             f"--prior needs all classes, and {parsed.run} tells the best alone: serve the run's folder"
         )
-    if parsed.coverage is not None and not any(abs(parsed.coverage - known) < 1e-6 for known in model.coverages):
-        raise ShortlistError(
-            f"--coverage must be one of {some_of([f'{known:g}' for known in model.coverages], 60) or 'none'}, "
-            f"got {parsed.coverage}"
-        )
 
 
 def _first_coverage(asked: float | None, known: Sequence[float]) -> float | None:
-    """The one that the page begins with: the known one that is nearest to what was asked for, or to 0.9."""
-    wanted = 0.9 if asked is None else asked
-    return min(known, key=lambda coverage: abs(coverage - wanted)) if known else None
+    """The one that the page begins with; None if there are no sets."""
+    from shortlist.program.serving.models import known_coverage
+
+    if asked is not None:
+        return known_coverage(asked, known)
+    return min(known, key=lambda coverage: abs(coverage - 0.9), default=None)
 
 
 def _check(parsed: ServeArguments) -> None:

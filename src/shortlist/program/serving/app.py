@@ -15,6 +15,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, Field
 from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp
 from torch import Tensor
 
 from shortlist import __version__
@@ -24,7 +25,7 @@ from shortlist.program.serving.batching import Batcher
 from shortlist.program.serving.examples import Examples
 from shortlist.program.serving.guard import Guard, error_content, retry_header
 from shortlist.program.serving.limits import Limits, MemoryBudget, RateLimit, RefusedError
-from shortlist.program.serving.models import Answer, ServedModel, log_weights_by_name
+from shortlist.program.serving.models import Answer, ServedModel, known_coverage, log_weights_by_name
 from shortlist.program.serving.records import Record
 from shortlist.program.serving.uploads import FIELD, decoded_photos, received_photos
 from shortlist.program.text import did_you_mean, some_of
@@ -155,7 +156,7 @@ def _form(**others: Any) -> dict[str, Any]:
     return {"requestBody": {"required": True, "content": {"multipart/form-data": {"schema": schema}}}}
 
 
-def build_app(service: Service) -> FastAPI:
+def build_app(service: Service) -> ASGIApp:
     """The application, for any ASGI server."""
     model, limits = service.model, service.limits
     # Folder names may not be valid UTF-8: Python holds such bytes as lone surrogates, which JSON cannot.
@@ -188,7 +189,6 @@ def build_app(service: Service) -> FastAPI:
         },
         lifespan=lifespan,
     )
-    app.add_middleware(Guard, allowed_hosts=service.allowed_hosts, rate=RateLimit(limits.requests_per_second))
     _explain_errors(app)
 
     async def in_thread(work: Callable[..., _Result], *arguments: Any) -> _Result:
@@ -299,7 +299,8 @@ def build_app(service: Service) -> FastAPI:
     for path, (file, kind) in _PAGE.items():
         content = resources.files(__package__).joinpath("page", file).read_bytes()
         app.add_api_route(path, _static(content, kind), include_in_schema=False)
-    return app
+    # Around all of it, and so around the answers of FastAPI to errors too.
+    return Guard(app, service.allowed_hosts, RateLimit(limits.requests_per_second))
 
 
 def _static(content: bytes, kind: str) -> Callable[[], Any]:
@@ -347,15 +348,10 @@ def _checked_coverages(coverages: Sequence[float], model: ServedModel) -> list[f
         raise RefusedError(422, f"There are no sets yet: run `{model.why_no_probabilities}` first.")
     if len(coverages) > _MOST_COVERAGES:
         raise RefusedError(422, f"At most {_MOST_COVERAGES} coverages in one request, got {len(coverages)}.")
-    found = []
-    for coverage in coverages:
-        # Only known values: the thresholds of each are kept in memory.
-        nearest = min(model.coverages, key=lambda known: abs(known - coverage))
-        if not abs(nearest - coverage) < 1e-6:
-            listed = some_of([f"{known:g}" for known in model.coverages], 3)
-            raise RefusedError(422, f"coverage must be one of {listed}, {model.coverages[-1]:g}; got {coverage}.")
-        found.append(nearest)
-    return found
+    try:
+        return [known_coverage(coverage, model.coverages) for coverage in coverages]
+    except ShortlistError as error:
+        raise RefusedError(422, f"{error}.") from None
 
 
 def _chosen(prior: str | None, log_weights: Mapping[str, Tensor]) -> Tensor | None:
@@ -384,5 +380,5 @@ def _addresses(examples: Examples, index: int) -> list[str]:
 
 
 def _finite(value: float | None) -> float | None:
-    """JSON has no NaN."""
+    """JSON has no NaN, and not every version of FastAPI writes null for it."""
     return value if value is not None and isfinite(value) else None

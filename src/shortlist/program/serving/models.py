@@ -129,6 +129,15 @@ def _possible(suggestions: Sequence[Suggestion], log_weights: Tensor | None) -> 
     return [item for item in suggestions if log_weights is None or isfinite(log_weights[item.index])]
 
 
+def known_coverage(coverage: float, known: Sequence[float]) -> float:
+    """The same coverage among the known ones. There are no others: the thresholds of each are kept in memory."""
+    for candidate in known:
+        if abs(candidate - coverage) < 1e-6:
+            return candidate
+    listed = f"{known[0]:g}" if len(known) == 1 else f"one of {known[0]:g}, {known[1]:g}, ..., {known[-1]:g}"
+    raise ShortlistError(f"coverage must be {listed}, got {coverage}")
+
+
 def log_weights_by_name(weights: Mapping[str, Sequence[float]]) -> dict[str, Tensor]:
     """Logarithms of the weights of all classes, for each column of a prior."""
     return {name: torch.tensor(column, dtype=torch.float64).log().float() for name, column in weights.items()}

@@ -7,8 +7,8 @@ import warnings
 from collections.abc import Callable
 
 import uvicorn
-from fastapi import FastAPI
 from PIL import Image
+from starlette.types import ASGIApp
 
 from shortlist.errors import ShortlistError
 
@@ -46,7 +46,7 @@ def address_of(listening: socket.socket, host: str) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-def run_server(app: FastAPI, listening: socket.socket, when_ready: Callable[[], None]) -> None:
+def run_server(app: ASGIApp, listening: socket.socket, when_ready: Callable[[], None]) -> None:
     """Serve until Ctrl-C or SIGTERM. Requests are not logged: nothing of the users is kept."""
     # Sizes are checked against our own limit; Pillow would print a warning at another.
     warnings.simplefilter("ignore", Image.DecompressionBombWarning)

@@ -109,12 +109,10 @@ async function ask() {
     at("waiting").hidden = false;
   }, SLOW_AFTER);
   try {
-    const found = await send(`/api/suggest?${query}`, photoForm(), controller.signal);
-    if (controller !== asking) return;
-    answer = found;
+    answer = await send(`/api/suggest?${query}`, photoForm(), controller.signal);
     showAnswer();
   } catch (error) {
-    if (controller !== asking) return;
+    if (controller !== asking) return; // a newer question took its place
     if (controller.signal.aborted) settle("Cancelled.");
     else fail(error.message, error.mayPass);
   } finally {
@@ -133,16 +131,16 @@ function photoForm() {
 async function send(address, body, signal) {
   const tooMany = body && photos.reduce((sum, { file }) => sum + file.size, 0) > about.most_bytes - 65536;
   if (tooMany) throw problem(`The photos are too large: at most ${Math.floor(about.most_bytes / 2 ** 20)} MB together.`, false);
-  let response;
+  let response, content;
   try {
     response = await fetch(address, { method: body ? "POST" : "GET", body, signal });
+    content = await response.json();
   } catch (error) {
     if (signal?.aborted) throw error;
     throw problem("The server cannot be reached. Is it still running?", true);
   }
-  const content = await response.json().catch(() => ({}));
   const mayPass = response.status >= 500 || [408, 429].includes(response.status);
-  if (!response.ok) throw problem(content.error ?? `The server answered with an error (${response.status}).`, mayPass);
+  if (!response.ok) throw problem(content.error, mayPass);
   return content;
 }
 
