@@ -141,7 +141,7 @@ def test_a_prior_multiplies_the_probabilities_and_orders_by_them(run: RunFolder,
     with client_of(service_of(run, prior={"July": weights, "June": [1.0] * CLASSES})) as client:
         july = suggest(client, content, k=CLASSES, prior="July", coverage=0.99)
         june = suggest(client, content, k=CLASSES, prior="June")
-        unknown = client.post("/api/suggest?prior=Juli", files=form(content))
+        unknown = client.post("/api/suggest?prior=Jul", files=form(content))
     plain = probabilities(predictor, content)
     expected = plain * torch.tensor(weights, dtype=torch.float64)
     found = july["suggestions"]

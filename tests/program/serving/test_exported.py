@@ -93,6 +93,16 @@ def test_photos_of_different_shapes_keep_their_places(file: ServedFile) -> None:
         torch.testing.assert_close(file.rows([prepared])[0], row, rtol=1e-4, atol=1e-4)
 
 
+def test_a_file_with_sets_of_a_mean_size_has_no_coverage(run: RunFolder, predictor: Predictor) -> None:
+    told = metadata(run, sets={"average_k": 3.0})
+    file = ServedFile(Path("birds.onnx"), lambda pixels: computed(predictor, pixels), told)
+    with client_of(Service(file, k=2, limits=NO_RATE)) as client:
+        assert client.get("/api/about").json()["coverages"] == []
+        response = client.post("/api/suggest?coverage=0.8", files=form(photo()))
+        assert response.status_code == 422
+        assert "0.8" in response.json()["error"]
+
+
 def test_an_uncalibrated_file_has_no_probabilities(run: RunFolder, predictor: Predictor) -> None:
     def plain(pixels: np.ndarray[Any, Any]) -> Mapping[str, np.ndarray[Any, Any]]:
         found = computed(predictor, pixels)

@@ -107,7 +107,7 @@ def serve(arguments: list[str]) -> None:
             say(f"{parsed.prior} has {which} of the run: {some_of(unknown)}; correct misspelt ones, others do no harm")
         service = Service(
             model=model,
-            k=model.suggested if parsed.k is None else parsed.k,
+            k=min(model.suggested, _MOST_K) if parsed.k is None else parsed.k,
             coverage=_first_coverage(parsed.coverage, model.coverages),
             prior=prior,
             examples=examples_of(run, parsed.root, say) if parsed.examples else {},

@@ -344,7 +344,7 @@ def _checked_k(k: int, most_suggested: int) -> int:
 
 
 def _checked_coverages(coverages: Sequence[float], model: ServedModel) -> list[float]:
-    if coverages and not model.coverages:
+    if coverages and model.why_no_probabilities:
         raise RefusedError(422, f"There are no sets yet: run `{model.why_no_probabilities}` first.")
     if len(coverages) > _MOST_COVERAGES:
         raise RefusedError(422, f"At most {_MOST_COVERAGES} coverages in one request, got {len(coverages)}.")

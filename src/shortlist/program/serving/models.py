@@ -134,6 +134,8 @@ def known_coverage(coverage: float, known: Sequence[float]) -> float:
     for candidate in known:
         if abs(candidate - coverage) < 1e-6:
             return candidate
+    if not known:
+        raise ShortlistError(f"there are no sets with a coverage here, got {coverage}: export the run with one")
     listed = f"{known[0]:g}" if len(known) == 1 else f"one of {known[0]:g}, {known[1]:g}, ..., {known[-1]:g}"
     raise ShortlistError(f"coverage must be {listed}, got {coverage}")
 
