@@ -15,6 +15,7 @@ from shortlist.errors import ShortlistError
 from shortlist.program.data.image_io import (
     RandAugment,
     _not_too_thin,
+    converted,
     evaluation_transform,
     file_preprocess,
     random_crop,
@@ -92,6 +93,16 @@ def test_a_scan_is_upright_whether_its_file_is_packed_or_not(tmp_path: Path, mod
     )
     assert plain.shape == ((16, 8, 3) if orientation > 4 else (8, 16, 3))
     np.testing.assert_array_equal(plain, packed)
+
+
+@pytest.mark.parametrize("suffix", [".jpg", ".png", ".tif", ".webp"])
+def test_an_image_that_was_read_is_not_turned_again(tmp_path: Path, suffix: str) -> None:
+    exif = Image.Exif()
+    exif[ExifTags.Base.Orientation] = 6
+    read = read_image(saved(tmp_path / f"a{suffix}", Image.new("RGB", (40, 30)), exif=exif), 3)
+    assert read.size == (30, 40)
+    assert converted(read, 3).size == (30, 40)
+    assert not read.getexif()
 
 
 def test_an_odd_note_in_a_photograph_keeps_nobody_from_seeing_it(tmp_path: Path) -> None:

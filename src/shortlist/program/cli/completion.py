@@ -9,7 +9,7 @@ import tyro
 
 from shortlist.program import recipes
 from shortlist.program.bench import Suite
-from shortlist.program.cli import commands, compare, export, research
+from shortlist.program.cli import commands, compare, export, research, serve
 from shortlist.program.cli.parsing import flags_of, parse
 from shortlist.program.compare.candidates import CANDIDATES
 from shortlist.program.config import DataName
@@ -22,6 +22,7 @@ _ARGUMENTS: Mapping[str, type[Any]] = {
     "evaluate": commands.EvaluateArguments,
     "calibrate": commands.CalibrateArguments,
     "predict": commands.PredictArguments,
+    "serve": serve.ServeArguments,
     "export": export.ExportArguments,
     "report": commands.ReportArguments,
     "reproduce": research.ReproduceArguments,

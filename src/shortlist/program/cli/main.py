@@ -20,6 +20,7 @@ from shortlist.program.cli.completion import completion
 from shortlist.program.cli.export import export
 from shortlist.program.cli.output import say
 from shortlist.program.cli.research import bench, reproduce
+from shortlist.program.cli.serve import serve
 from shortlist.program.text import did_you_mean
 
 COMMANDS: dict[str, Callable[[list[str]], None]] = {
@@ -29,6 +30,7 @@ COMMANDS: dict[str, Callable[[list[str]], None]] = {
     "evaluate": evaluate,
     "calibrate": calibrate,
     "predict": predict,
+    "serve": serve,
     "export": export,
     "report": report,
     "reproduce": reproduce,

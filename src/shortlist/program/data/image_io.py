@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, BinaryIO, Protocol
 
 import numpy as np
 import torch
@@ -58,18 +58,39 @@ def read_image(path: str | Path, channels: int) -> Image.Image:
         raise ShortlistError(f"{path} cannot be read as an image: it is not a regular file")
     try:
         # Not by its name: Pillow would map some TIFF files into memory, and garbles those that it has to turn.
-        with Path(path).open("rb") as content, Image.open(content) as file:
-            file.load()
-            return converted(file, channels)
+        with Path(path).open("rb") as content:
+            return decoded_image(content, channels)
     except UnidentifiedImageError:
         raise ShortlistError(f"{path} cannot be read as an image: unknown format") from None
     except Exception as error:  # decoders raise all kinds of errors on broken files
         raise ShortlistError(f"{path} cannot be read as an image: {error}") from error
 
 
+def decoded_image(
+    content: BinaryIO,
+    channels: int,
+    formats: list[str] | None = None,
+    check_size: Callable[[int, int], None] = lambda width, height: None,
+) -> Image.Image:
+    """The image in an open file, as ``read_image`` gives it. Any exception means that it cannot be read.
+
+    Args:
+        content: The file.
+        channels: 1 for grey, 3 for RGB.
+        formats: What it may be, by Pillow's names; by default anything that Pillow knows.
+        check_size: Is told width and height before any pixel is decoded, and raises an error if they are too large.
+    """
+    with Image.open(content, formats=formats) as file:
+        check_size(*file.size)
+        file.load()
+        return converted(file, channels)
+
+
 def converted(image: Image.Image, channels: int) -> Image.Image:
     """The image upright, in grey (1 channel) or RGB (3); transparent parts become white."""
-    return _eight_bit(_upright(image)).convert("L" if channels == 1 else "RGB")
+    made = _eight_bit(_upright(image)).convert("L" if channels == 1 else "RGB")
+    made.info = {}  # with the orientation, which would turn it once more wherever it is converted again
+    return made
 
 
 def _upright(image: Image.Image) -> Image.Image:
@@ -111,6 +132,13 @@ def evaluation_transform(preprocess: Preprocess, *changes: Change) -> Transform:
     if preprocess.fit == "pad":
         return _pipeline(_Padded(preprocess), *changes)
     return _pipeline(_not_too_thin, v2.Resize(preprocess.resize), v2.CenterCrop(preprocess.crop), *changes)
+
+
+def before_crop(preprocess: Preprocess) -> Transform:
+    """What ``evaluation_transform`` does before it crops. Resizing the result in the same way changes nothing."""
+    if preprocess.fit == "pad":
+        return evaluation_transform(preprocess)
+    return _pipeline(_not_too_thin, v2.Resize(preprocess.resize))
 
 
 def random_crop(preprocess: Preprocess, *changes: Change) -> Transform:

@@ -10,9 +10,17 @@ import torch
 from torch import Tensor, nn
 
 from shortlist.errors import ShortlistError
+from shortlist.program.data.base import Preprocess
 from shortlist.program.data.image_io import evaluation_transform
 from shortlist.program.devices import autocast, pick_device
-from shortlist.program.predicting.calibration import METHODS, Of, fitted_sets, log_probabilities, read_calibration
+from shortlist.program.predicting.calibration import (
+    METHODS,
+    Calibration,
+    Of,
+    fitted_sets,
+    log_probabilities,
+    read_calibration,
+)
 from shortlist.program.predicting.inputs import pictures_of, vectors_of
 from shortlist.program.runs.folder import RunFolder
 from shortlist.program.runs.model import load_correction, load_model
@@ -98,9 +106,16 @@ class Predictor:
         if isinstance(k, bool) or not isinstance(k, int) or not 1 <= k <= len(self.classes):
             raise ShortlistError(f"k must be in [1, {len(self.classes)}] for {len(self.classes)} classes, got {k!r}")
         plain, is_one = self._plain_scores(inputs)
-        every = torch.ones_like(plain, dtype=torch.bool)
-        found = list(self._suggestions(plain, every, k))
+        found = self.suggestions_of(plain, k)
         return found[0] if is_one else found
+
+    def suggestions_of(self, plain: Tensor, k: int, *, by_probability: bool = False) -> list[list[Suggestion]]:
+        """The same for ``(N, L)`` plain scores, as ``plain_scores`` gives them.
+
+        They are in the order of the corrected scores, or in that of the probabilities of a calibrated run.
+        """
+        every = torch.ones_like(plain, dtype=torch.bool)
+        return list(self._suggestions(plain, every, k, by_probability=by_probability))
 
     def sets(
         self,
@@ -125,21 +140,50 @@ class Predictor:
         Returns:
             A list of ``Suggestion`` for one input, or a list of such lists.
         """
-        if self._calibration is None:
-            raise ShortlistError(
-                f"{self._run.path} is not calibrated: run `shortlist calibrate {self._run.path}` first"
-            )
+        self._fit_sets(coverage, of, average_k)  # first: a mistake must not wait for the images
+        plain, is_one = self._plain_scores(inputs)
+        found = self.sets_of(plain, coverage, of=of, average_k=average_k, max_k=max_k)
+        return found[0] if is_one else found
+
+    def sets_of(
+        self,
+        plain: Tensor,
+        coverage: float = 0.9,
+        *,
+        of: Of = "classes",
+        average_k: float | None = None,
+        max_k: int | None = None,
+        by_probability: bool = False,
+    ) -> list[list[Suggestion]]:
+        """The same for ``(N, L)`` plain scores."""
+        sets, calibration = self._fit_sets(coverage, of, average_k)
+        inside = sets(log_probabilities(plain, calibration, self._class_counts), max_k)
+        return list(self._suggestions(plain, inside, int(inside.sum(1).max()), by_probability=by_probability))
+
+    def _fit_sets(self, coverage: float, of: Of, average_k: float | None) -> tuple[PredictionSets, Calibration]:
+        calibration = self._require_calibration()
         if of not in METHODS:
             raise ShortlistError(f"of must be classes or photos, got {of!r}")
         key = (coverage, of, average_k)
         if key not in self._sets:
             self._sets[key] = fitted_sets(
-                self._run, self._calibration, coverage=coverage, method=METHODS[of], average_k=average_k
+                self._run, calibration, coverage=coverage, method=METHODS[of], average_k=average_k
             )
-        plain, is_one = self._plain_scores(inputs)
-        inside = self._sets[key](log_probabilities(plain, self._calibration, self._class_counts), max_k)
-        found = list(self._suggestions(plain, inside, int(inside.sum(1).max())))
-        return found[0] if is_one else found
+        return self._sets[key], calibration
+
+    def with_prior(self, plain: Tensor, log_weights: Tensor) -> Tensor:
+        """Plain scores whose log-probabilities have these ``(L,)`` numbers added, before they are normalised again.
+
+        The run must be calibrated: the temperature says how much of a score is worth a unit of log-probability.
+        """
+        return plain + self._require_calibration().temperature * log_weights
+
+    def _require_calibration(self) -> Calibration:
+        if self._calibration is None:
+            raise ShortlistError(
+                f"{self._run.path} is not calibrated: run `shortlist calibrate {self._run.path}` first"
+            )
+        return self._calibration
 
     @property
     def is_calibrated(self) -> bool:
@@ -157,17 +201,41 @@ class Predictor:
         scores: Tensor = self._correct(plain)
         return scores[0] if is_one else scores
 
+    def square(self, picture: Any) -> Tensor:
+        """``(C, H, W)`` uint8: what the network sees of one image."""
+        (image,), _ = pictures_of([picture], self._image_preprocess.channels)
+        return evaluation_transform(self._image_preprocess)(image)
+
+    @torch.inference_mode()
+    def plain_scores(self, squares: Tensor) -> Tensor:
+        """``(N, L)`` scores of ``(N, C, H, W)`` squares in one batch, on the CPU, not corrected for class sizes."""
+        with autocast(self._precision, self.device):
+            scores: Tensor = self._model(self._image_preprocess.normalise(squares.to(self.device))).float()
+        return scores.cpu()
+
+    @property
+    def _image_preprocess(self) -> Preprocess:
+        if self._preprocess is None:
+            raise ShortlistError(f"{self._run.path} was trained on embeddings: it takes vectors, not images")
+        return self._preprocess
+
     def _plain_scores(self, inputs: Any) -> tuple[Tensor, bool]:
         return self._computed(inputs, lambda rows: self._model(rows).float())
 
-    def _suggestions(self, plain: Tensor, inside: Tensor, most: int) -> Iterator[list[Suggestion]]:
+    def _suggestions(
+        self, plain: Tensor, inside: Tensor, most: int, *, by_probability: bool = False
+    ) -> Iterator[list[Suggestion]]:
         """The best classes of each image among those inside, at most so many."""
-        scores = self._correct(plain)
-        top = scores.masked_fill(~inside, -math.inf).topk(most).indices
-        values = scores.gather(1, top).tolist()
-        chances: list[list[float | None]] = [[None] * most] * len(top)
+        scores = order = self._correct(plain)
+        chances: list[list[float | None]] = [[None] * most] * len(plain)
+        log_p = None
         if self._calibration is not None:
-            chances = log_probabilities(plain, self._calibration, self._class_counts).exp().gather(1, top).tolist()
+            log_p = log_probabilities(plain, self._calibration, self._class_counts)
+            order = log_p if by_probability else scores
+        top = order.masked_fill(~inside, -math.inf).topk(most).indices
+        values = scores.gather(1, top).tolist()
+        if log_p is not None:
+            chances = log_p.exp().gather(1, top).tolist()
         sizes = inside.sum(1).clamp(max=most).tolist()
         for indices, of_scores, of_chances, size in zip(top.tolist(), values, chances, sizes, strict=True):
             best = zip(indices[:size], of_scores[:size], of_chances[:size], strict=True)

@@ -14,6 +14,7 @@ scores.safetensors scores of all classes for the validation and test images
 test_*             predictions and accuracy by class on the test images, of uncorrected scores
 correction.json    the correction of the scores for the prior, and what it rests on (absent without)
 calibration.json   how scores become probabilities, and what sets rest on (absent without)
+examples.zip       small training images of each class, if somebody serves the run with them
 README.md          the model card, made from the other files
 final.json         the result, written last: its presence means that the run has finished
 """
