@@ -161,6 +161,20 @@ def test_what_waits_is_answered_before_the_end() -> None:
     assert [row.result(0).item() for row in rows] == list(range(10))
 
 
+def test_batches_have_few_sizes() -> None:
+    sizes: list[int] = []
+
+    def compute(photos: Sequence[Tensor]) -> Sequence[Tensor]:
+        sizes.append(len(photos))
+        return photos
+
+    batcher = Batcher(compute, most_waiting=50, seconds=0.5)
+    rows = batcher.submit([torch.full((1, 1, 1), number, dtype=torch.uint8) for number in range(13)])
+    batcher.close()
+    assert sizes == [8, 4, 1]
+    assert [row.result(0).item() for row in rows] == list(range(13))
+
+
 def test_a_client_that_left_is_not_computed() -> None:
     seen: list[float] = []
 

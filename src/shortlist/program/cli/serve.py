@@ -116,7 +116,7 @@ def serve(arguments: list[str]) -> None:
             allowed_hosts=(parsed.host, *parsed.allow_host),
         )
         app = build_app(service)
-        if calibrate := model.why_no_probabilities:
+        if calibrate := _calibrate(parsed, model):
             say(f"suggestions have no probabilities until you run `{calibrate}`")
         say("Ctrl-C ends it")
         with contextlib.suppress(KeyboardInterrupt):  # the usual end of a server
@@ -128,7 +128,7 @@ def _check_with_model(parsed: ServeArguments, model: "ServedModel") -> None:
     most = min(model.most_suggested, _MOST_K)
     if parsed.k is not None and parsed.k > most:
         raise ShortlistError(f"-k must be at most {most}, got {parsed.k}: {parsed.run} has no more to suggest")
-    calibrate = model.why_no_probabilities
+    calibrate = _calibrate(parsed, model)
     for option, value in (("--coverage", parsed.coverage), ("--prior", parsed.prior)):
         if value is not None and calibrate:
             raise ShortlistError(
@@ -138,6 +138,11 @@ def _check_with_model(parsed: ServeArguments, model: "ServedModel") -> None:
         raise ShortlistError(
             f"--prior needs all classes, and {parsed.run} tells the best alone: serve the run's folder"
         )
+
+
+def _calibrate(parsed: ServeArguments, model: "ServedModel") -> str:
+    """The command that the owner should run, with the path of the run; empty if there is no need."""
+    return model.why_no_probabilities.replace(f" {model.name}", f" {parsed.run}")
 
 
 def _first_coverage(asked: float | None, known: Sequence[float]) -> float | None:

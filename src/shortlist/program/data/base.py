@@ -6,15 +6,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
-from typing import Self, TypedDict
+from typing import TYPE_CHECKING, Self, TypedDict
 
 import torch
-from PIL import Image
 from torch import Tensor
 
 from shortlist.errors import ShortlistError
 from shortlist.program.config import Fit
 from shortlist.program.seeds import mix_seed
+
+if TYPE_CHECKING:
+    from PIL import Image
 
 SPLITS = ("train", "val", "test")
 
@@ -73,7 +75,7 @@ class Split(ABC):
         """
 
     @abstractmethod
-    def original(self, index: int) -> Image.Image | Tensor:
+    def original(self, index: int) -> "Image.Image | Tensor":
         """An input before any preprocessing: a picture, its uint8 pixels ``(C, H, W)``, or a vector."""
 
     @abstractmethod

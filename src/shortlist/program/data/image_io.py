@@ -69,7 +69,7 @@ def read_image(path: str | Path, channels: int) -> Image.Image:
 def decoded_image(
     content: BinaryIO,
     channels: int,
-    formats: list[str] | None = None,
+    formats: tuple[str, ...] | None = None,
     check_size: Callable[[int, int], None] = lambda width, height: None,
 ) -> Image.Image:
     """The image in an open file, as ``read_image`` gives it. Any exception means that it cannot be read.

@@ -4,9 +4,9 @@ import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import torch
-from PIL import Image
 from torch import Tensor
 
 from shortlist.errors import ShortlistError
@@ -15,6 +15,9 @@ from shortlist.program.data.alter import add_label_noise, hold_out_missing, thin
 from shortlist.program.data.augment import Augmentation
 from shortlist.program.data.base import DataFacts, Fingerprint, Held, Preprocess, Problem, Split
 from shortlist.program.seeds import uniform_for
+
+if TYPE_CHECKING:
+    from PIL import Image
 
 
 @dataclass(frozen=True)
@@ -92,7 +95,7 @@ class TensorSplit(Split):
     def content_digest(self) -> str:
         return digest_of(self.inputs)
 
-    def original(self, index: int) -> Image.Image | Tensor:
+    def original(self, index: int) -> "Image.Image | Tensor":
         return self.inputs[index]
 
     def thumbnail(self, index: int) -> Tensor | None:
@@ -118,7 +121,7 @@ class HeldSplit(TensorSplit):
     def fingerprint(self) -> Fingerprint | None:
         return self._images.fingerprint()
 
-    def original(self, index: int) -> Image.Image | Tensor:
+    def original(self, index: int) -> "Image.Image | Tensor":
         return self._images.original(index)
 
     def thumbnail(self, index: int) -> Tensor | None:

@@ -3,7 +3,7 @@
 import queue
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 
@@ -79,11 +79,11 @@ class Batcher:
                     is_open = False
                     break
                 batch.append(following)
-            self._answer([waiting for waiting in batch if waiting.row.set_running_or_notify_cancel()])
+            wanted = [waiting for waiting in batch if waiting.row.set_running_or_notify_cancel()]
+            for piece in _powers_of_two(wanted):
+                self._answer(piece)
 
     def _answer(self, batch: Sequence[_Waiting]) -> None:
-        if not batch:
-            return  # their clients have left
         try:
             rows = self._compute([waiting.prepared for waiting in batch])
         except Exception as error:  # the thread must live on; each request reports it
@@ -92,3 +92,16 @@ class Batcher:
             return
         for waiting, row in zip(batch, rows, strict=True):
             waiting.row.set_result(row)
+
+
+def _powers_of_two(batch: Sequence[_Waiting]) -> Iterator[Sequence[_Waiting]]:
+    """The batch in pieces of 32, 16, 8, ... photos.
+
+    The libraries below torch keep memory for every size of a batch that they have met. For an EfficientNet-Lite0 that
+    was 440 MB with all sizes up to 32, and 50 MB with these six.
+    """
+    start = 0
+    while start < len(batch):
+        size = 1 << (len(batch) - start).bit_length() - 1
+        yield batch[start : start + size]
+        start += size

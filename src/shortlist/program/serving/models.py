@@ -80,7 +80,7 @@ class ServedRun:
     Args:
         predictor: The run, which must be one on images.
         name: What to call it.
-        path: Its folder, for messages.
+        path: Its folder, for messages to the owner: users are not told where it is.
         most_photos: Of one thing that can be fused.
         of: What a coverage is of.
     """
@@ -97,7 +97,7 @@ class ServedRun:
         self.classes: Sequence[str] = predictor.classes
         self.suggested, self.most_suggested = predictor.suggested, len(predictor.classes)
         self.channels = predictor.channels
-        self.why_no_probabilities = "" if predictor.is_calibrated else f"shortlist calibrate {path}"
+        self.why_no_probabilities = "" if predictor.is_calibrated else f"shortlist calibrate {name}"
         if predictor.is_calibrated:
             self.takes_prior = True
             self.coverages = tuple(percent / 100 for percent in range(50, 100))

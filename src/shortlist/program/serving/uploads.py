@@ -17,7 +17,7 @@ from shortlist.program.text import counted
 FIELD = "photos"
 """Name of the files in a form."""
 # Fewer than Pillow knows: photos have these formats, and some of the others start programs or are rarely tested.
-_FORMATS = ["JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", *(["AVIF"] if "avif" in features.get_supported() else [])]
+_FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", *(["AVIF"] if "avif" in features.get_supported() else []))
 _MOST_FIELDS = 16
 _ROOM_FOR_TEXT = 2**16  # bytes of a form that are not in its files
 
