@@ -97,8 +97,8 @@ class Batcher:
 def _powers_of_two(batch: Sequence[_Waiting]) -> Iterator[Sequence[_Waiting]]:
     """The batch in pieces of 32, 16, 8, ... photos.
 
-    The libraries below torch keep memory for every size of a batch that they have met. For an EfficientNet-Lite0 that
-    was 440 MB with all sizes up to 32, and 50 MB with these six.
+    The libraries below torch keep memory for every size of a batch that they have met. For an EfficientNet-Lite0 on
+    64 x 64 pixels that was 440 MB with all sizes up to 32, and 50 MB with these six.
     """
     start = 0
     while start < len(batch):

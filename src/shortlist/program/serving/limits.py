@@ -89,6 +89,6 @@ def readable_bytes(amount: int) -> str:
     """
     Example:
         >>> readable_bytes(20 * 2**20), readable_bytes(300_000)
-        ('20 MB', '0.3 MB')
+        ('20 MB', '0.29 MB')
     """
     return f"{amount / 2**20:.2g} MB" if amount < 10 * 2**20 else f"{amount / 2**20:.0f} MB"
