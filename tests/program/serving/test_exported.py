@@ -1,7 +1,5 @@
 """An exported file says what its run says: what is in it, and not more."""
 
-import importlib
-import importlib.util
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,6 +12,7 @@ from PIL import Image
 from shortlist.errors import ShortlistError
 from shortlist.program.data.base import Preprocess
 from shortlist.program.data.image_io import before_crop, evaluation_transform
+from shortlist.program.predicting.export import export_run
 from shortlist.program.predicting.predictor import Predictor
 from shortlist.program.runs.folder import RunFolder
 from shortlist.program.serving.app import Service
@@ -128,11 +127,7 @@ def test_a_file_of_vectors_is_refused(run: RunFolder) -> None:
 
 
 def test_a_real_file_is_served(run: RunFolder, predictor: Predictor, tmp_path: Path) -> None:
-    pytest.importorskip("onnxruntime", reason="exported files need onnxruntime")
-    if importlib.util.find_spec("shortlist.program.predicting.export") is None:
-        pytest.skip("there is no shortlist export yet")
-    export = importlib.import_module("shortlist.program.predicting.export")
-    export.export_run(run, tmp_path / "birds.onnx", k=K, coverage=0.8)
+    export_run(run, tmp_path / "birds.onnx", k=K, coverage=0.8)
     with client_of(Service(open_file(tmp_path / "birds.onnx"), k=K, limits=NO_RATE)) as client:
         for number in range(3):
             content = photo(number, size=(50 + number, 90))
