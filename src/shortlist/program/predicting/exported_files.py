@@ -4,6 +4,7 @@ import importlib.util
 import io
 import json
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     import onnx
 
 Format = Literal["onnx", "pt2", "timm"]
-Outputs = dict[str, np.ndarray[Any, Any]]
+Outputs = Mapping[str, np.ndarray[Any, Any]]
 Opened = Callable[[np.ndarray[Any, Any]], Outputs]
 """A file in use: from pixels ``(N, C, H, W)`` or vectors ``(N, d)`` to its outputs by name."""
 
@@ -99,18 +100,24 @@ def opened(content: bytes, kind: Format) -> Opened:
             return {name: value.numpy() for name, value in module(torch.from_numpy(inputs)).items()}
 
         return with_torch
+    return open_onnx(content)[0]
 
+
+def open_onnx(file: bytes | Path) -> tuple[Opened, dict[str, Any]]:
+    """What an ONNX file computes, by onnxruntime on the CPU, and its metadata, of which every value is JSON."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3  # errors alone: it warns about every size that it cannot infer
+    content = str(file) if isinstance(file, Path) else file
     session = onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
-    (given,), names = session.get_inputs(), [output.name for output in session.get_outputs()]
+    (given, *_), names = session.get_inputs(), [output.name for output in session.get_outputs()]
 
     def with_onnxruntime(inputs: np.ndarray[Any, Any]) -> Outputs:
         return dict(zip(names, session.run(names, {given.name: inputs}), strict=True))
 
-    return with_onnxruntime
+    told = session.get_modelmeta().custom_metadata_map
+    return with_onnxruntime, {name: json.loads(value) for name, value in told.items()}
 
 
 def _name_sizes(model: "onnx.ModelProto") -> None:

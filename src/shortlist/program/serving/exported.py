@@ -4,9 +4,8 @@ It says less than a run: the K best classes, and the set of one coverage. So it 
 """
 
 import importlib.util
-import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +18,9 @@ from shortlist.errors import ShortlistError
 from shortlist.program.data.base import Preprocess
 from shortlist.program.data.image_io import before_crop
 from shortlist.program.predicting.calibration import Of
+from shortlist.program.predicting.exported_files import Opened, open_onnx
 from shortlist.program.predicting.predictor import Suggestion
 from shortlist.program.serving.models import Answer, CoverageSet
-
-Compute = Callable[[np.ndarray[Any, Any]], Mapping[str, np.ndarray[Any, Any]]]
-"""From uint8 pixels ``(N, C, H, W)`` to the outputs of a file by name."""
 
 
 class ServedFile:
@@ -40,7 +37,7 @@ class ServedFile:
     coverages: Sequence[float] = ()
     of: Of = "classes"
 
-    def __init__(self, path: Path, compute: Compute, metadata: Mapping[str, Any]) -> None:
+    def __init__(self, path: Path, compute: Opened, metadata: Mapping[str, Any]) -> None:
         try:
             self.classes: Sequence[str] = tuple(metadata["classes"])
             self.suggested = self.most_suggested = int(metadata["k"])
@@ -101,17 +98,8 @@ def open_file(path: Path) -> ServedFile:
         raise ShortlistError(f"there is no file {path}")
     if importlib.util.find_spec("onnxruntime") is None:
         raise ShortlistError("serving an exported file needs onnxruntime: pip install 'shortlist[export]'")
-    import onnxruntime
-
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 3  # errors alone: it warns about every size that it cannot infer
     try:
-        session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-        told = session.get_modelmeta().custom_metadata_map
-        metadata = {name: json.loads(value) for name, value in told.items()}
+        compute, metadata = open_onnx(path)
     except Exception as error:  # onnxruntime raises its own, which differ between versions
         raise ShortlistError(f"{path} cannot be opened as an ONNX file: {error}") from None
-    (given, *_), names = session.get_inputs(), [output.name for output in session.get_outputs()]
-    return ServedFile(
-        path, lambda pixels: dict(zip(names, session.run(names, {given.name: pixels}), strict=True)), metadata
-    )
+    return ServedFile(path, compute, metadata)
