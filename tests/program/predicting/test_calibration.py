@@ -210,9 +210,19 @@ def test_a_run_without_scores_or_images_says_so(run: RunFolder) -> None:
 def test_a_damaged_calibration_is_named(run: RunFolder, entry: str) -> None:
     calibrate(run)
     record = run.read_json("calibration.json")
-    run.write_json("calibration.json", record | {entry: -1})
-    with pytest.raises(sl.ShortlistError, match=rf"calibration\.json .*{entry}"):
-        read_calibration(run)
+    wrong = [-1] if entry == "temperature" else [-1, [10**30], [1]] if entry == "set_class_images" else [-1, [10**30]]
+    for value in wrong:
+        run.write_json("calibration.json", record | {entry: value})
+        with pytest.raises(sl.ShortlistError, match=rf"calibration\.json .*{entry}"):
+            read_calibration(run)
+
+
+def test_of_single_images_some_are_set_aside_and_some_are_not(tmp_path: Path) -> None:
+    two = drawn(2, 2)
+    test = replace(two, labels=torch.tensor([0, 1]))
+    run = made_run(tmp_path / "run", drawn(50, 1), test)
+    for seed in range(20):
+        assert len(calibrate(run, seed).set_images) == 1
 
 
 def test_labels_that_are_always_right_do_not_break_the_search(tmp_path: Path) -> None:

@@ -10,7 +10,13 @@ import torch
 
 import shortlist as sl
 from shortlist.program.cli import main as cli
-from shortlist.program.predicting.calibration import METHODS, calibrate, fitted_sets, log_probabilities
+from shortlist.program.predicting.calibration import (
+    METHODS,
+    calibrate,
+    fitted_sets,
+    log_probabilities,
+    read_calibration,
+)
 from shortlist.program.predicting.certainty import COVERAGES, kept_promises, measured_certainty
 from shortlist.program.predicting.reliability import BINS, calibration_error, reliability
 from shortlist.program.runs.folder import RunFolder
@@ -67,6 +73,16 @@ def test_images_that_the_sets_rest_on_are_not_measured(run: RunFolder) -> None:
         assert sets.metrics == {name: pytest.approx(value.item()) for name, value in metrics.compute().items()}
     assert [(sets.of, sets.coverage) for sets in measured.sets] == [(of, at) for of in METHODS for at in COVERAGES]
     assert measured.error == found.error, "what calibrate recorded"
+
+
+@pytest.mark.parametrize("set_images", [[], list(range(1500))])
+def test_sets_that_rest_on_all_images_or_none_are_refused(run: RunFolder, set_images: list[int]) -> None:
+    calibrate(run)
+    run.write_json("calibration.json", run.read_json("calibration.json") | {"set_images": set_images})
+    found = read_calibration(run)
+    assert found is not None
+    with pytest.raises(sl.ShortlistError, match=r"calibration\.json .*set_images"):
+        measured_certainty(run, found)
 
 
 def test_plain_suggestions_have_the_accuracy_of_topk_metrics(run: RunFolder) -> None:

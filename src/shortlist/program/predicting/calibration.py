@@ -28,6 +28,7 @@ Of = Literal["classes", "photos"]
 """What a coverage is of: classes on average, each counting the same, or photos."""
 METHODS: dict[Of, Method] = {"classes": "macro", "photos": "marginal"}
 _NEWTON_STEPS = 100
+_LARGEST_NUMBER = 2**62  # of an image, for a tensor of them
 _LARGEST = 1e4  # of a parameter: without a maximum, if every label has the best score, the likelihood grows for ever
 
 
@@ -117,6 +118,8 @@ def read_calibration(run: RunFolder) -> Calibration | None:
     for name, is_valid in checks.items():
         if name not in record or not is_valid(record[name]):
             raise run.damaged(FILE, f"its entry {name} is missing or invalid; shortlist calibrate makes it anew")
+    if len(record["set_class_images"]) != len(read_classes(run).names):
+        raise run.damaged(FILE, "set_class_images does not fit the classes; shortlist calibrate makes it anew")
     if record["best_sha256"] != file_digest(run.path / BEST):
         return None  # of another training in this folder
     lists = {name: tuple(record[name]) for name, is_valid in checks.items() if is_valid is _are_whole}
@@ -124,7 +127,7 @@ def read_calibration(run: RunFolder) -> Calibration | None:
 
 
 def _are_whole(value: Any) -> bool:
-    return isinstance(value, list) and all(map(is_whole, value))
+    return isinstance(value, list) and all(is_whole(item) and item < _LARGEST_NUMBER for item in value)
 
 
 def log_probabilities(scores: Tensor, calibration: Calibration, class_counts: Tensor) -> Tensor:
@@ -154,6 +157,8 @@ def divided_test_scores(run: RunFolder, calibration: Calibration) -> tuple[Score
     """Of the test images that were set aside for sets, and of the others."""
     test = read_scores(run, "test")
     is_kept = torch.isin(test.images, torch.tensor(calibration.set_images, dtype=torch.int64))
+    if is_kept.all() or not is_kept.any():
+        raise run.damaged(FILE, "set_images must be some of the test images; shortlist calibrate makes it anew")
     return test.subset(is_kept), test.subset(~is_kept)
 
 
@@ -174,6 +179,8 @@ def half_of_each_class(labels: Tensor, seed: int) -> Tensor:
     offset = torch.randint(2, (int(labels.max()) + 1,), generator=generator)
     is_kept = torch.zeros(len(labels), dtype=torch.bool)
     is_kept[grouped] = (place + offset[labels[grouped]]) % 2 == 0
+    if is_kept.all() or not is_kept.any():  # every class has one image, and chance has put all on one side
+        is_kept = torch.arange(len(labels)) % 2 == 0
     return is_kept
 
 
