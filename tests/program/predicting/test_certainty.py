@@ -167,3 +167,5 @@ def test_evaluate_tells_what_probabilities_and_sets_are_worth(
     assert after["calibration_error"] == measured.error
     assert [sets["metrics"] for sets in after["sets"]] == [sets.metrics for sets in measured.sets]  # type: ignore[attr-defined]
     assert "sets" not in evaluated("--split", "val"), "the calibration was chosen on these images"
+    (run.path / "scores.safetensors").unlink()
+    assert evaluated() == before, "a copy without scores has its accuracies"

@@ -1,5 +1,6 @@
 """The parts of the page about calibrated runs."""
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -43,6 +44,16 @@ def calibrated(world: World, tmp_path_factory: pytest.TempPathFactory) -> dict[s
 def test_runs_that_are_not_calibrated_have_no_such_part(runs: list[RunFolder], tmp_path: Path) -> None:
     page = page_of(runs, tmp_path)
     assert not [section for section in page.all("section") if next(iter(section)).text in TITLES]
+
+
+def test_a_calibrated_run_without_scores_is_shown_without_them(
+    calibrated: dict[str, list[tuple[RunFolder, Certainty]]], tmp_path: Path
+) -> None:
+    copy = shutil.copytree(calibrated["LDAM"][0][0].path, tmp_path / "copy")
+    (copy / "scores.safetensors").unlink()
+    page = page_of([RunFolder(copy)], tmp_path)
+    assert not [section for section in page.all("section") if next(iter(section)).text in TITLES]
+    assert page.all("table", "results")
 
 
 def test_the_errors_and_diagrams_are_those_of_the_runs(

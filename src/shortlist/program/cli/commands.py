@@ -201,10 +201,14 @@ def _certainty(run: "RunFolder", split: str) -> dict[str, Any]:
     """What the probabilities and sets of a calibrated run are worth, from the scores that it kept."""
     from shortlist.program.predicting.calibration import read_calibration
     from shortlist.program.predicting.certainty import measured_certainty
+    from shortlist.program.runs.scores import FILE
     from shortlist.program.text import counted
 
     calibration = read_calibration(run) if split == "test" else None
     if calibration is None:
+        return {}
+    if not run.has(FILE):
+        say(f"{run.path} has no {FILE}, so what its probabilities and sets are worth is not measured")
         return {}
     found = measured_certainty(run, calibration)
     say(

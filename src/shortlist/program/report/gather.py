@@ -27,6 +27,7 @@ from shortlist.program.runs.records import (
     read_facts,
     read_result,
 )
+from shortlist.program.runs.scores import FILE as SCORES
 
 Value = TypeVar("Value")
 _SIDE_BY_SIDE = 4
@@ -255,6 +256,8 @@ def _read(folder: RunFolder) -> Run:
 
 
 def _certainty(folder: RunFolder) -> Certainty | None:
+    if not folder.has(SCORES):  # a copy for use alone; accuracies can still be shown
+        return None
     calibration = read_calibration(folder)
     return None if calibration is None else measured_certainty(folder, calibration)
 
