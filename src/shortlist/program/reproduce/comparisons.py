@@ -220,7 +220,7 @@ _ALL = (
             "mixture_imbalanced_k5",
         ),
         search=("optim.lr=0.01,0.1",),
-        trials=3,
+        trials=5,
         search_epochs=4,
         remarks="Training images are read once and cropped on the GPU (`data.canvas`).",
     ),
