@@ -68,6 +68,7 @@ def other_settings(config: RunConfig) -> dict[str, Any]:
         "train.precision": "bf16-mixed",
         "train.select": "micro_top1",
         "train.correct_prior": "off",
+        "train.logger": ["csv"],
         "loss.class_weights": "inverse",
     }
     return {
@@ -78,7 +79,14 @@ def other_settings(config: RunConfig) -> dict[str, Any]:
     }
 
 
-HOW_AND_WHERE = {"data.root", "data.workers", "data.on_bad_image", "train.device", "train.eval_batch_size"}
+HOW_AND_WHERE = {
+    "data.root",
+    "data.workers",
+    "data.on_bad_image",
+    "train.device",
+    "train.eval_batch_size",
+    "train.logger",
+}
 
 
 def test_all_settings_but_how_and_where_the_data_is_read_make_another_run() -> None:

@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal, cast
+from typing import Any, ClassVar, Literal, cast, get_args
 
 from shortlist.errors import ShortlistError
 from shortlist.program.losses import LOSSES, LossConfig, NoisedTopKHingeConfig
@@ -21,6 +21,7 @@ FORMAT = 2
 
 DataName = Literal["glyphs", "cifar100", "plantnet300k", "imagenet", "imagenet_lt", "feathers", "folder", "embeddings"]
 Fit = Literal["crop", "pad"]
+LoggerName = Literal["tensorboard", "csv", "wandb", "mlflow"]
 
 OWN_NETWORKS = ("glyphnet", "densenet40_40", "resnet32", "none")
 """Networks that are not timm's: nobody offers pre-trained weights of them."""
@@ -211,6 +212,8 @@ class TrainConfig:
     """Validation metric that picks the best epoch, such as micro_top1; auto is macro top-K at the K of the loss."""
     correct_prior: Literal["auto", "on", "off"] = "auto"
     """Correct scores for class sizes after training, as suits `select` on validation; auto: unless select is micro."""
+    logger: tuple[LoggerName, ...] = ("tensorboard",)
+    """Where the metrics of each epoch go beside metrics.jsonl; several are possible, and nothing after it is none."""
 
     def __post_init__(self) -> None:
         check_choices(self, "device", "precision", "correct_prior")
@@ -220,6 +223,9 @@ class TrainConfig:
             raise ShortlistError(f"train.ks must be different whole numbers >= 1, got {self.ks}")
         if self.select != "auto" and not re.fullmatch(r"(micro|macro|few|medium|many)_top\d+", self.select):
             raise ShortlistError(f"train.select must be auto or a metric such as macro_top5, got {self.select!r}")
+        known = get_args(LoggerName)
+        if not all(name in known for name in self.logger) or len(set(self.logger)) < len(self.logger):
+            raise ShortlistError(f"train.logger must be different ones of {', '.join(known)}, got {self.logger}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -279,7 +285,14 @@ class RunConfig:
         return hashlib.sha256(json.dumps(identity(self), sort_keys=True).encode()).hexdigest()[:10]
 
 
-_HOW_AND_WHERE = ("data.root", "data.workers", "data.on_bad_image", "train.device", "train.eval_batch_size")
+_HOW_AND_WHERE = (
+    "data.root",
+    "data.workers",
+    "data.on_bad_image",
+    "train.device",
+    "train.eval_batch_size",
+    "train.logger",
+)
 
 NEUTRAL: dict[str, Any] = {
     "data.canvas": 0,

@@ -1,4 +1,4 @@
-"""What a training shows, and what it writes for TensorBoard."""
+"""What a training shows, and when callbacks are called."""
 
 import errno
 import os

@@ -196,5 +196,5 @@ def _with_plain_types(text: str) -> str:
         '--of {a,b} ...'
     """
     text = re.sub(r"(\w+)\|\{(?:\1 \.\.\.|\[\1 \[\1 \.\.\.\]\])\}", r"\1 ...", text.replace("{None}|", ""))
-    text = re.sub(r"\[+(\w+|\{[\w,]+\}) \[\S+ \.\.\.\]+", r"\1 ...", text)
+    text = re.sub(r"\[+(\w+|\{[\w,]+\}) \[\S+\s+\.\.\.\]+", r"\1 ...", text)  # \s: it may be the end of a line
     return re.sub(r"\s\(default:\s*(None|'')?\)", "", text)

@@ -6,7 +6,8 @@ classes.json       names, training images of each class, superclasses
 preprocess.json    how an image becomes an input (absent for embeddings)
 facts.json         what the data set recorded, e.g. the files of a validation split made here
 metrics.jsonl      a line an epoch
-tensorboard/       the same numbers as events
+tensorboard/       the same numbers as events, and csv/ as a table, by train.logger
+loggers.json       what Weights & Biases and MLflow were told, if they log the run
 checkpoints/       the last two training states, each with its checksum in its name,
                    and the best weights before the last
 best.safetensors   weights of the best epoch
@@ -58,7 +59,7 @@ class FinishedError(ShortlistError):
 class RunFolder:
     """One run on disk.
 
-    Writers call ``claim`` first; readers need only a path. Every file except ``metrics.jsonl`` and the events is
+    Writers call ``claim`` first; readers need only a path. Every file except ``metrics.jsonl`` and those of loggers is
     written whole or not at all. The folder may come from a stranger: nothing is written, renamed or deleted through
     links in it.
     """
@@ -211,9 +212,9 @@ class RunFolder:
         return path
 
     @contextmanager
-    def writing_events(self) -> Iterator[Path]:
-        """The folder of TensorBoard's events, for a block that writes there; a failure to write is explained."""
-        path = self.path / "tensorboard"
+    def writing_logs(self, name: str) -> Iterator[Path]:
+        """A folder that a logger writes to, for a block that does so; a failure to write is explained."""
+        path = self.path / name
         refuse_links(self.path, path)
         with explained(path, _RESUME):
             yield path

@@ -1,4 +1,4 @@
-"""Callbacks: code that runs at certain moments of a training, such as progress on the terminal and TensorBoard."""
+"""Callbacks: code that runs at certain moments of a training, such as progress on the terminal and loggers."""
 
 import sys
 import time
@@ -6,9 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
-from torch.utils.tensorboard import SummaryWriter
 
-from shortlist.program.runs.folder import RunFolder
 from shortlist.program.text import printable
 from shortlist.program.training.evaluate import Evaluation
 
@@ -113,29 +111,3 @@ class ProgressDisplay(Callback):
 
     def close(self) -> None:
         self._bar.stop()
-
-
-class TensorBoard(Callback):
-    """The metrics of each epoch as events in the run folder."""
-
-    def __init__(self, run: RunFolder) -> None:
-        self._run = run
-        self._writer: SummaryWriter | None = None
-
-    def on_fit_start(self, trainer: "Trainer") -> None:
-        with self._run.writing_events() as path:
-            # Hides earlier events of epochs that are trained again.
-            self._writer = SummaryWriter(str(path), purge_step=trainer.position.epoch)
-
-    def on_epoch_end(self, trainer: "Trainer", line: dict[str, Any]) -> None:
-        assert self._writer is not None
-        with self._run.writing_events():
-            for name, value in line.items():
-                if name != "epoch" and value is not None:
-                    self._writer.add_scalar(name, value, line["epoch"])
-            self._writer.flush()
-
-    def close(self) -> None:
-        if self._writer is not None:
-            with self._run.writing_events():
-                self._writer.close()

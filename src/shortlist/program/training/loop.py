@@ -38,11 +38,12 @@ from shortlist.program.runs.scores import MOST_WRITTEN, Scores, write_scores
 from shortlist.program.runs.start import refuse_other_start
 from shortlist.program.text import some_of
 from shortlist.program.training.build import Parts, build, open_fabric, undefined_metric
-from shortlist.program.training.callbacks import Callback, ProgressDisplay, TensorBoard
+from shortlist.program.training.callbacks import Callback, ProgressDisplay
 from shortlist.program.training.checkpoint import Position, lines_of, restore, training_state
 from shortlist.program.training.class_weights import set_class_weights
 from shortlist.program.training.correction import fit_correction
 from shortlist.program.training.evaluate import Evaluation, KeptScores, evaluate, split_scores
+from shortlist.program.training.loggers import build_loggers, refuse_missing_loggers
 from shortlist.program.training.signals import StopRequests, stop_requests
 from shortlist.program.training.step import uncompiled
 from shortlist.program.training.thumbnails import save_pictures
@@ -79,6 +80,7 @@ def train(
         ShortlistError: Bad data or settings, a folder that is taken, a loss that is not finite, a full disk.
         Interrupted: SIGINT or SIGTERM came; a checkpoint was written, or no step was left and the run has finished.
     """
+    refuse_missing_loggers(config.train.logger)
     run = RunFolder(folder or default_folder(config))
     fabric = open_fabric(config)
     shown = [ProgressDisplay()] if fabric.is_global_zero and not quiet else []
@@ -111,7 +113,10 @@ class Trainer:
         self.writes = parts.fabric.is_global_zero
         self.stop_asked = False
         """True if a stop was asked for after the last step."""
-        self.callbacks: list[Callback] = [*([TensorBoard(run)] if self.writes else []), *callbacks]
+        self.callbacks: list[Callback] = [
+            *(build_loggers(run, self.config.train.logger) if self.writes else []),
+            *callbacks,
+        ]
         self._has_warned = False
         self._began, self._seconds_before, self._images_before = 0.0, 0.0, 0.0  # of the part of an epoch trained here
 
