@@ -227,7 +227,7 @@ def _certainty(run: "RunFolder", split: str) -> dict[str, Any]:
 @dataclass(frozen=True)
 class PredictArguments:
     run: Annotated[Path, tyro.conf.arg(metavar="RUN"), tyro.conf.Positional]
-    """Folder of the run."""
+    """Folder of the run, or its address on the hub, hf://OWNER/NAME."""
     inputs: Annotated[tuple[Path, ...], tyro.conf.arg(metavar="IMAGE ..."), tyro.conf.Positional]
     """Image files, or folders of them; for a run on embeddings, files of vectors (.npy, .npz, .safetensors)."""
     k: Annotated[int | None, tyro.conf.arg(aliases=["-k"])] = None
@@ -261,9 +261,9 @@ def predict(arguments: list[str]) -> None:
     )
     parsed = parse(PredictArguments, arguments, "predict", examples)
 
-    from shortlist.program.runs.folder import RunFolder
+    from shortlist.program.predicting.hub_runs import hub_address, open_run
 
-    run = RunFolder.existing(parsed.run)
+    run = None if hub_address(parsed.run) else open_run(parsed.run)
     _check_sets(parsed)
     if not parsed.inputs:
         raise ShortlistError("no images given: name image files, or folders of them")
@@ -275,6 +275,7 @@ def predict(arguments: list[str]) -> None:
     from shortlist.program.runs.records import read_correction
 
     predictor = Predictor(run, parsed.device, correct=parsed.correction)
+    run = run or open_run(parsed.run)  # only now: a download takes its time
     if parsed.correction and (chosen := read_correction(run)):
         say(f"scores are corrected for class sizes: {chosen}")
     if parsed.coverage is not None and predictor.unpromised:

@@ -21,9 +21,9 @@ _BATCHES = (1, 32)
 @dataclass(frozen=True)
 class ExportArguments:
     run: Annotated[Path, tyro.conf.arg(metavar="RUN"), tyro.conf.Positional]
-    """Folder of the run."""
+    """Folder of the run, or its address on the hub, hf://OWNER/NAME."""
     out: Path | None = None
-    """Folder for the files (default: export in the folder of the run); or one file, such as birds.onnx."""
+    """Folder for the files (default: export in the folder of the run, or here); or one file, such as birds.onnx."""
     format: tuple[Literal["onnx", "pt2", "timm"], ...] = ()
     """For onnxruntime, for torch.export.load, or weights for timm.create_model (default: onnx pt2)."""
     precision: Literal["float32", "float16", "int8"] = "float32"
@@ -52,15 +52,19 @@ def export(arguments: list[str]) -> None:
     if parsed.coverage is not None and not 0 < parsed.coverage < 1:
         raise ShortlistError(f"--coverage must be between 0 and 1, such as 0.9, got {parsed.coverage}")
 
-    from shortlist.program.runs.folder import RunFolder
+    from shortlist.program.predicting.hub_runs import hub_address, open_run
 
-    run = RunFolder.existing(parsed.run)
+    run = open_run(parsed.run)
 
-    from shortlist.program.predicting.export import export_run
+    from shortlist.program.predicting.export import FOLDER, export_run
+
+    out = parsed.out
+    if out is None and hub_address(parsed.run):
+        out = Path(FOLDER)  # nothing is written to the cache of the hub's library
 
     found = export_run(
         run,
-        parsed.out,
+        out,
         formats=parsed.format,
         precision=parsed.precision,
         k=parsed.k,

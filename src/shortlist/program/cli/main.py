@@ -20,6 +20,7 @@ from shortlist.program.cli.completion import completion
 from shortlist.program.cli.export import export
 from shortlist.program.cli.output import say
 from shortlist.program.cli.research import bench, reproduce
+from shortlist.program.cli.push import push
 from shortlist.program.cli.serve import serve
 from shortlist.program.text import did_you_mean
 
@@ -34,6 +35,7 @@ COMMANDS: dict[str, Callable[[list[str]], None]] = {
     "export": export,
     "report": report,
     "reproduce": reproduce,
+    "push": push,
     "bench": bench,
     "datasets": datasets,
     "demo": demo,

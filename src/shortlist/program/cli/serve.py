@@ -25,7 +25,7 @@ _MOST_MEGAPIXELS = 170  # Pillow refuses larger ones itself
 @dataclass(frozen=True)
 class ServeArguments:
     run: Annotated[Path, tyro.conf.arg(metavar="RUN"), tyro.conf.Positional]
-    """Folder of the run, or a file that it was exported to (.onnx)."""
+    """Folder of the run, its address on the hub, hf://OWNER/NAME, or a file that it was exported to (.onnx)."""
     host: str = "127.0.0.1"
     """Address to serve at. The default can be reached from this machine alone; 0.0.0.0 from everywhere."""
     port: int = 8000
@@ -67,15 +67,23 @@ def serve(arguments: list[str]) -> None:
     parsed = parse(ServeArguments, arguments, "serve", examples)
     _check(parsed)
 
-    is_file = parsed.run.suffix == ".onnx"
+    from shortlist.program.predicting.hub_runs import hub_address, open_run
+
+    address = hub_address(parsed.run)
+    is_file = address is None and parsed.run.suffix == ".onnx"
     if is_file and parsed.examples:
         raise ShortlistError("--examples are kept in the folder of a run: serve that instead of an exported file")
+    if address is not None and parsed.examples:
+        raise ShortlistError(
+            "--examples are made from training images and kept in a run folder: leave it out for hf://"
+        )
 
     from shortlist.program.runs.folder import RunFolder
 
-    run = RunFolder(parsed.run) if is_file else RunFolder.existing(parsed.run)
+    run = RunFolder(parsed.run) if is_file else None if address else open_run(parsed.run)
     if missing := [name for name in _PACKAGES if importlib.util.find_spec(name) is None]:
         raise ShortlistError(f"serving needs the packages {', '.join(missing)}: pip install 'shortlist[serve]'")
+    run = run or open_run(parsed.run)
 
     from shortlist.program.predicting.predictor import Predictor
     from shortlist.program.serving.app import Service, build_app
@@ -98,7 +106,7 @@ def serve(arguments: list[str]) -> None:
         if is_file:
             model = open_file(parsed.run)
         else:
-            name = run.path.resolve().name
+            name = address.repository if address else run.path.resolve().name
             model = ServedRun(Predictor(run, parsed.device), name, run.path, limits.photos, parsed.of)
         _check_with_model(parsed, model)
         prior, unknown = read_prior(parsed.prior, model.classes) if parsed.prior else ({}, [])

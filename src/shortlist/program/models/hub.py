@@ -16,7 +16,7 @@ def refuse_unreachable_hub(network: str) -> None:
 
     known = timm.get_pretrained_cfg(network)
     place = getattr(known, "hf_hub_id", None)
-    if place and not _is_cached(place) and (reason := _why_unreachable()):
+    if place and not _is_cached(place) and (reason := why_unreachable()):
         raise ShortlistError(reason)
 
 
@@ -32,7 +32,7 @@ def _is_cached(place: str) -> bool:
     return True
 
 
-def _why_unreachable() -> str:
+def why_unreachable() -> str:
     """Why the hub does not answer; empty if it does, with whatever status."""
     import huggingface_hub
     from huggingface_hub.utils import get_session  # type: ignore[attr-defined] # public by its documentation

@@ -21,6 +21,7 @@ from shortlist.program.predicting.calibration import (
     log_probabilities,
     read_calibration,
 )
+from shortlist.program.predicting.hub_runs import open_run
 from shortlist.program.predicting.inputs import pictures_of, vectors_of
 from shortlist.program.runs.folder import RunFolder
 from shortlist.program.runs.model import load_correction, load_model
@@ -48,7 +49,7 @@ def load(run: str | Path, device: str = "auto", *, correct: bool = True) -> "Pre
     """A trained run, ready for new images.
 
     Args:
-        run: The folder of a run with at least one finished epoch.
+        run: The folder of a run with at least one finished epoch, or its address on the hub, ``hf://OWNER/NAME``.
         device: Where to compute: ``auto``, ``cpu``, ``cuda``, ...
         correct: Correct the scores for class sizes, if the run chose to.
 
@@ -58,7 +59,7 @@ def load(run: str | Path, device: str = "auto", *, correct: bool = True) -> "Pre
         for suggestion in predictor.suggest("photo.jpg", k=5):
             print(suggestion.name, suggestion.score)
     """
-    return Predictor(RunFolder.existing(run), device, correct=correct)
+    return Predictor(open_run(run), device, correct=correct)
 
 
 class Predictor:

@@ -28,13 +28,18 @@ def write_card(run: RunFolder, result: Mapping[str, Any] | None = None) -> None:
 
     ``result`` is what ``final.json`` will hold, if it is not written yet: it must be the last file of a run.
     """
-    run.write_file(FILE, ("\n\n".join(_parts(run, result or read_result(run))) + "\n").encode())
+    run.write_file(FILE, card_text(run, result).encode())
 
 
-def _parts(run: RunFolder, result: Mapping[str, Any]) -> Iterator[str]:
+def card_text(run: RunFolder, result: Mapping[str, Any] | None = None, *, name: str = "", place: str = "") -> str:
+    """The card, for a run that is called by another name, or lies in another place."""
+    return "\n\n".join(_parts(run, result or read_result(run), name, place)) + "\n"
+
+
+def _parts(run: RunFolder, result: Mapping[str, Any], name: str, place: str) -> Iterator[str]:
     config, classes = run.config, read_classes(run)
     k, count = config.loss.largest_k, len(classes.names)
-    name = _plain(run.path.resolve().name)
+    name, place = _plain(name or run.path.resolve().name), place or "FOLDER"
     yield f"# {name}: {counted(k, 'suggestion')} among {counted(count, 'class', 'classes')}"
     yield f"A classifier by [shortlist](https://github.com/shortlist-ml/shortlist). {_trained_how(run, config)}"
     yield "## Data"
@@ -45,11 +50,12 @@ def _parts(run: RunFolder, result: Mapping[str, Any]) -> Iterator[str]:
     yield "## How sure it is"
     yield _calibration(run)
     yield "## Use it"
-    yield f'```python\nimport shortlist as sl\n\npredictor = sl.load("FOLDER")  # this one\n{_call(config)}\n```'
-    yield f"`shortlist predict FOLDER {'vectors.npz' if _takes_vectors(config) else 'photo.jpg'}` does the same."
+    remark = "  # this one" if place == "FOLDER" else ""
+    yield f'```python\nimport shortlist as sl\n\npredictor = sl.load("{place}"){remark}\n{_call(config)}\n```'
+    yield f"`shortlist predict {place} {'vectors.npz' if _takes_vectors(config) else 'photo.jpg'}` does the same."
     yield "## Deploy it"
     yield (
-        "`shortlist export FOLDER` writes `export/model.onnx`, for onnxruntime, and `export/model.pt2`, for torch: "
+        f"`shortlist export {place}` writes `export/model.onnx`, for onnxruntime, and `export/model.pt2`, for torch: "
         f"{'vectors' if _takes_vectors(config) else 'pixels'} in, suggestions out. Neither needs shortlist. "
         "[The guide](https://github.com/shortlist-ml/shortlist/blob/main/docs/guide.md#deploy-it) shows how to run one."
     )

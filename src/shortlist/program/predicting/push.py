@@ -1,0 +1,140 @@
+"""A run for the Hugging Face hub: what a predictor needs, and a model card.
+
+Training images, names of files, paths and the training state stay at home.
+"""
+
+import dataclasses
+import re
+import shutil
+import tempfile
+from pathlib import Path
+
+from shortlist.errors import ShortlistError
+from shortlist.program.config import RunConfig, to_dict
+from shortlist.program.models.hub import why_unreachable
+from shortlist.program.predicting.hub_runs import (
+    AS_THEY_ARE,
+    CALIBRATION,
+    CARD,
+    CONFIG,
+    FILES,
+    PICTURES,
+    RESULT,
+    SCORES,
+    HubAddress,
+    check_package,
+    explained,
+)
+from shortlist.program.predicting.predictor import Predictor
+from shortlist.program.runs.card import card_text
+from shortlist.program.runs.folder import RunFolder
+from shortlist.program.runs.records import read_result
+
+
+def push_run(run: RunFolder, repository: str, *, public: bool = False, pictures: bool = False) -> str:
+    """Upload a finished run; returns its address on the web.
+
+    Args:
+        run: The run.
+        repository: ``OWNER/NAME``. It is created if need be.
+        public: Everybody may read it, and not its owner alone.
+        pictures: Upload the pictures of the run too: small copies of test and training images.
+
+    Raises:
+        ShortlistError: The run is unfinished or damaged, the hub refuses it, or the repository exists and is public
+            without ``public``. Then nothing is uploaded.
+    """
+    if not re.fullmatch(r"[\w.-]+/[\w.-]+", repository):
+        raise ShortlistError(f"a repository must be OWNER/NAME, such as me/birds, got {repository!r}")
+    check_package()
+    if not run.finished:
+        raise ShortlistError(f"{run.path} has not finished: finish it with --resume, then push it")
+    import huggingface_hub
+
+    address = HubAddress(repository)
+    with tempfile.TemporaryDirectory() as folder:
+        _write_copy(run, Path(folder), address, pictures=pictures)
+        reason = why_unreachable()
+        if reason:
+            raise ShortlistError(f"{run.path} cannot be pushed: {reason}")
+        with explained(address, reason):
+            api = huggingface_hub.HfApi()
+            api.create_repo(repository, private=not public, exist_ok=True)
+            if not public and not api.model_info(repository).private:
+                raise ShortlistError(
+                    f"{repository} exists and is public: add --public to push there, or choose another name"
+                )
+            api.upload_folder(
+                repo_id=repository,
+                folder_path=folder,
+                commit_message="Push a run of shortlist",
+                delete_patterns=[*FILES, *PICTURES],  # of an earlier push: they do not belong to these weights
+            )
+        return f"{huggingface_hub.constants.ENDPOINT}/{repository}"
+
+
+def _write_copy(run: RunFolder, folder: Path, address: HubAddress, *, pictures: bool) -> None:
+    """Write what is pushed to an empty folder, and see that it can be loaded."""
+    config, result = run.config, read_result(run)
+    copy = RunFolder(folder)
+    for name in (*AS_THEY_ARE, *([SCORES] if run.has(CALIBRATION) else [])):  # sets rest on scores
+        if run.has(name):
+            shutil.copyfile(run.path / name, folder / name)
+    copy.write_json(CONFIG, to_dict(_without_paths(config)))
+    result = {name: value for name, value in result.items() if name != "skipped_files"}
+    copy.write_json(RESULT, result)
+    if pictures:
+        for pattern in PICTURES:
+            for path in run.path.glob(pattern):
+                (folder / path.relative_to(run.path)).parent.mkdir(exist_ok=True)
+                shutil.copyfile(path, folder / path.relative_to(run.path))
+    (folder / CARD).write_text(_card(run, config, address, result), encoding="utf-8")
+    try:
+        Predictor(copy, "cpu")
+    except ShortlistError as error:
+        raise ShortlistError(str(error).replace(str(folder), str(run.path))) from None
+
+
+def _without_paths(config: RunConfig) -> RunConfig:
+    """The same settings, with names in place of paths on this machine."""
+    root = Path(config.data.root).name if config.data.is_named_by_root else ""
+    return dataclasses.replace(
+        config,
+        data=dataclasses.replace(config.data, root=root),
+        model=dataclasses.replace(config.model, weights=Path(config.model.weights).name),
+    )
+
+
+def _card(run: RunFolder, config: RunConfig, address: HubAddress, result: dict[str, object]) -> str:
+    from huggingface_hub import EvalResult, ModelCardData
+
+    is_images = config.data.name != "embeddings"
+    data = Path(config.data.root).name if config.data.is_named_by_root else config.data.name
+    best = result.get("test_corrected") or result["test"]
+    assert isinstance(best, dict)
+    shown = {
+        f"top-{k} accuracy, mean over {of}": best.get(f"{average}_top{k}")
+        for k in config.all_ks
+        for average, of in (("micro", "images"), ("macro", "classes"))
+    }
+    name = address.repository.partition("/")[2]
+    metadata = ModelCardData(
+        library_name="shortlist",
+        pipeline_tag="image-classification" if is_images else None,
+        tags=["shortlist", "top-k", *([] if is_images else ["embeddings"])],
+        metrics=["accuracy"],
+        model_name=name,
+        eval_results=[
+            EvalResult(
+                task_type="image-classification" if is_images else "other",
+                dataset_type=data,
+                dataset_name=data,
+                metric_type="accuracy",
+                metric_name=metric,
+                metric_value=value,
+            )
+            for metric, value in shown.items()
+            if value is not None
+        ],
+    )
+    return f"---\n{metadata.to_yaml()}\n---\n\n{card_text(run, name=name, place=str(address))}"
