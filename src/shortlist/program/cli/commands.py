@@ -173,7 +173,7 @@ def evaluate(arguments: list[str]) -> None:
     run = RunFolder.existing(parsed.run)
 
     from shortlist.program.atomic_files import write_file
-    from shortlist.program.runs.records import has_other_training_images, read_correction
+    from shortlist.program.runs.records import has_other_training_images, read_added, read_correction
     from shortlist.program.text import counted, some_of
     from shortlist.program.training.evaluate import evaluate_run
 
@@ -186,6 +186,11 @@ def evaluate(arguments: list[str]) -> None:
         say(f"scores are corrected for class sizes: {read_correction(run)}{on_these}")
     if result.ties:
         say(result.ties)
+    if added := read_added(run):
+        say(
+            f"no image here is of a class that was added without training, such as {added.classes[0]}: this is the "
+            "accuracy of the other classes beside them"
+        )
     if has_other_training_images(problem, run):
         say(
             f"the training images have changed since {run.path} was trained: "
@@ -270,12 +275,12 @@ def predict(arguments: list[str]) -> None:
     for path in parsed.inputs:
         if not path.exists():
             raise ShortlistError(f"there is no file {path}")
+    run = run or open_run(parsed.run)  # only now: a download takes its time
 
     from shortlist.program.predicting.predictor import Predictor
     from shortlist.program.runs.records import read_correction
 
     predictor = Predictor(run, parsed.device, correct=parsed.correction)
-    run = run or open_run(parsed.run)  # only now: a download takes its time
     if parsed.correction and (chosen := read_correction(run)):
         say(f"scores are corrected for class sizes: {chosen}")
     if parsed.coverage is not None and predictor.unpromised:

@@ -9,7 +9,7 @@ import tyro
 
 from shortlist.program import recipes
 from shortlist.program.bench import Suite
-from shortlist.program.cli import commands, compare, export, push, research, serve
+from shortlist.program.cli import add_class, commands, compare, export, push, research, serve
 from shortlist.program.cli.parsing import flags_of, parse
 from shortlist.program.compare.candidates import CANDIDATES
 from shortlist.program.config import DataName
@@ -23,6 +23,7 @@ _ARGUMENTS: Mapping[str, type[Any]] = {
     "calibrate": commands.CalibrateArguments,
     "predict": commands.PredictArguments,
     "serve": serve.ServeArguments,
+    "add-class": add_class.AddClassArguments,
     "export": export.ExportArguments,
     "push": push.PushArguments,
     "report": commands.ReportArguments,

@@ -14,13 +14,14 @@ from types import FrameType
 
 from shortlist import __version__
 from shortlist.errors import ShortlistError
+from shortlist.program.cli.add_class import add_class
 from shortlist.program.cli.commands import calibrate, datasets, demo, evaluate, predict, report, train, tune
 from shortlist.program.cli.compare import compare
 from shortlist.program.cli.completion import completion
 from shortlist.program.cli.export import export
 from shortlist.program.cli.output import say
-from shortlist.program.cli.research import bench, reproduce
 from shortlist.program.cli.push import push
+from shortlist.program.cli.research import bench, reproduce
 from shortlist.program.cli.serve import serve
 from shortlist.program.text import did_you_mean
 
@@ -32,10 +33,11 @@ COMMANDS: dict[str, Callable[[list[str]], None]] = {
     "calibrate": calibrate,
     "predict": predict,
     "serve": serve,
+    "add-class": add_class,
     "export": export,
+    "push": push,
     "report": report,
     "reproduce": reproduce,
-    "push": push,
     "bench": bench,
     "datasets": datasets,
     "demo": demo,

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 
 _HEADS = "rare-heads"
+_ADD_CLASS = "add-class"
 
 
 @dataclass(frozen=True)
@@ -99,7 +100,7 @@ def reproduce(arguments: list[str]) -> None:
     from shortlist.program.reproduce.figures import FIGURES
     from shortlist.program.reproduce.registry import EXPERIMENTS
 
-    known = [*EXPERIMENTS, *COMPARISONS, _HEADS, *FIGURES]
+    known = [*EXPERIMENTS, *COMPARISONS, _HEADS, _ADD_CLASS, *FIGURES]
     if not parsed.names:
         raise ShortlistError(f"name a table or figure: {', '.join(known)}")
     for name in parsed.names:
@@ -111,7 +112,9 @@ def reproduce(arguments: list[str]) -> None:
             _reproduce_comparison(COMPARISONS[name], parsed)
     if _HEADS in parsed.names:
         _reproduce_heads(parsed)
-    others = [name for name in parsed.names if name not in (*COMPARISONS, _HEADS)]
+    if _ADD_CLASS in parsed.names:
+        _reproduce_additions(parsed)
+    others = [name for name in parsed.names if name not in (*COMPARISONS, _HEADS, _ADD_CLASS)]
     if others:
         _reproduce_tables(others, parsed)
 
@@ -188,6 +191,19 @@ def _reproduce_heads(parsed: ReproduceArguments) -> None:
     show(train_heads(found, seeds=parsed.seeds or SEEDS, results=parsed.results, say=say))
 
 
+def _reproduce_additions(parsed: ReproduceArguments) -> None:
+    from shortlist.program.reproduce.add_class import LOSSES, measure_additions
+
+    if parsed.scale == "smoke":
+        raise ShortlistError(f"{_ADD_CLASS} has no tiny version: it needs the images of feathers")
+    if len(parsed.seeds) > 1:
+        raise ShortlistError(f"{_ADD_CLASS} takes one seed, got {len(parsed.seeds)}")
+    if unknown := {*parsed.only} - {*LOSSES}:
+        raise ShortlistError(f"--only takes the losses of {_ADD_CLASS}, {', '.join(LOSSES)}, got {min(unknown)}")
+    seed, losses = (parsed.seeds or (0,))[0], parsed.only or LOSSES
+    show(measure_additions("", results=parsed.results, seed=seed, losses=losses, say=say))
+
+
 def _check_patterns(patterns: Sequence[str], experiments: "Sequence[Experiment]") -> None:
     """Raise an error for a pattern that matches no cell of any experiment."""
     for pattern in patterns:
@@ -208,6 +224,7 @@ def _list_experiments() -> None:
     titles = {name: experiment.title for name, experiment in EXPERIMENTS.items()}
     titles |= {name: f"Losses compared: {comparison.title}" for name, comparison in COMPARISONS.items()}
     titles |= {_HEADS: "Every last layer on every network of rare-cifar100-lt"}
+    titles |= {_ADD_CLASS: "Classes added without training, beside a training with them, on feathers"}
     titles |= {name: f"{name.replace('-', ' ').capitalize()}, a figure without training" for name in FIGURES}
     width = max(map(len, titles))
     for name, title in titles.items():

@@ -7,7 +7,7 @@ from typing import Any
 
 from shortlist.program.config import RunConfig
 from shortlist.program.runs.folder import RunFolder
-from shortlist.program.runs.records import read_classes, read_correction, read_facts, read_result
+from shortlist.program.runs.records import Added, read_classes, read_correction, read_facts, read_result
 from shortlist.program.text import counted, printable
 
 FILE = "README.md"
@@ -34,6 +34,26 @@ def write_card(run: RunFolder, result: Mapping[str, Any] | None = None) -> None:
 def card_text(run: RunFolder, result: Mapping[str, Any] | None = None, *, name: str = "", place: str = "") -> str:
     """The card, for a run that is called by another name, or lies in another place."""
     return "\n\n".join(_parts(run, result or read_result(run), name, place)) + "\n"
+
+
+def added_card(run: RunFolder, name: str, added: Added) -> str:
+    """The card of a run with classes that were added without training; it will be called ``name``."""
+    config, count = run.config, len(read_classes(run).names)
+    new = [
+        f"- {_plain(of)}: {counted(photos, 'photo')}" for of, photos in zip(added.classes, added.photos, strict=True)
+    ]
+    parts = (
+        f"# {_plain(name)}: {counted(config.loss.largest_k, 'suggestion')} among {counted(count, 'class', 'classes')}",
+        f"A classifier by [shortlist](https://github.com/shortlist-ml/shortlist): {_plain(added.parent)} (weights "
+        f"`{added.parent_sha256[:16]}`) with more classes, added without training.",
+        "## New classes",
+        "\n".join(new),
+        "## Accuracy",
+        "Not measured. The test result of the other run is not that of this one.",
+        "## Use it",
+        f'```python\nimport shortlist as sl\n\npredictor = sl.load("FOLDER")  # this one\n{_call(config)}\n```',
+    )
+    return "\n\n".join(parts) + "\n"
 
 
 def _parts(run: RunFolder, result: Mapping[str, Any], name: str, place: str) -> Iterator[str]:

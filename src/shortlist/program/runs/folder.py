@@ -16,6 +16,7 @@ test_*             predictions and accuracy by class on the test images, of unco
 correction.json    the correction of the scores for the prior, and what it rests on (absent without)
 calibration.json   how scores become probabilities, and what sets rest on (absent without)
 examples.zip       small training images of each class, if somebody serves the run with them
+added.json         which classes were added without training, and to which run (absent without; then there is no result)
 README.md          the model card, made from the other files
 final.json         the result, written last: its presence means that the run has finished
 """
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 BEST = "best.safetensors"
+ADDED = "added.json"
 _PREVIOUS_BEST = f"checkpoints/{BEST}"
 _CHECKPOINTS_KEPT = 2
 _RESUME = " (shortlist train with --resume)"
@@ -129,6 +131,8 @@ class RunFolder:
         return any((self.path / name).exists() for name in ("checkpoints", BEST, "final.json"))
 
     def _check_claim(self, config: RunConfig, *, resume: bool) -> None:
+        if self.has(ADDED):
+            raise ShortlistError(f"{self.path} has classes that were added without training: train in another folder")
         if self._has_training:
             if found := differences(self.config, config):
                 raise ShortlistError(
@@ -370,9 +374,10 @@ class RunFolder:
         if not path.is_file():
             raise ShortlistError(f"{self.path} has no weights yet: no epoch has finished")
         content = path.read_bytes()  # before the checksums: a process that trains the run may replace it meanwhile
-        known = {self.read_record("final.json").get("best_sha256")} if self.finished else self._best_digests()
+        record = next((name for name in ("final.json", ADDED) if self.has(name)), None)
+        known = {self.read_record(record).get("best_sha256")} if record else self._best_digests()
         if known and hashlib.sha256(content).hexdigest() not in known:
-            where = "in final.json" if self.finished else "in any checkpoint"
+            where = f"in {record}" if record else "in any checkpoint"
             raise self.damaged(BEST, f"its checksum is not the one {where}")
         try:
             return safetensors.torch.load(content)

@@ -10,7 +10,7 @@ from shortlist.errors import ShortlistError
 from shortlist.program.config import Fit
 from shortlist.program.data.base import SPLITS, DataFacts, LabelNoise, Preprocess, Problem, Thinning
 from shortlist.program.runs.checks import METRIC, are_metrics, is_number, is_text, is_whole
-from shortlist.program.runs.folder import BEST, RunFolder, file_digest
+from shortlist.program.runs.folder import ADDED, BEST, RunFolder, file_digest
 from shortlist.program.text import counted, some_of
 
 _CLASSES, _PREPROCESS, _FACTS, _RESULT = "classes.json", "preprocess.json", "facts.json", "final.json"
@@ -51,6 +51,21 @@ class Correction:
         images = counted(self.images, "validation image")
         of_classes = f"{self.classes:,} of {counted(self.num_classes, 'class', 'classes')}"
         return f"tau = {self.tau:.3g}, chosen for {average} top-{k} on {images} of {of_classes}"
+
+
+@dataclass(frozen=True)
+class Added:
+    """Classes that a run was given without training."""
+
+    parent: str
+    """Folder of the run that they were added to."""
+    parent_sha256: str
+    """Checksum of its weights."""
+    classes: tuple[str, ...]
+    photos: tuple[int, ...]
+    """Of each class."""
+    best_sha256: str
+    """Checksum of the weights with the new classes."""
 
 
 class _Record:
@@ -103,6 +118,29 @@ def read_preprocess(run: RunFolder) -> Preprocess:
     # Older versions recorded no fit: they always cropped.
     fit: Fit = record.optional("fit", lambda value: value in get_args(Fit), "crop or pad") or "crop"
     return Preprocess(channels, resize, crop, tuple(mean), tuple(std), fit)
+
+
+def read_added(run: RunFolder) -> Added | None:
+    """The classes that were added to a run last; None for a run that was trained."""
+    if not run.has(ADDED):
+        return None
+    record = _Record(run, ADDED)
+    parent, parent_sha256, best_sha256 = (
+        record.require(name, is_text, "a string") for name in ("parent", "parent_sha256", "best_sha256")
+    )
+    classes = record.require("classes", _list_of(is_text), "a list of strings")
+    if tuple(classes) != read_classes(run).names[-len(classes) :]:
+        raise record.damaged("its classes are not the last of classes.json")
+    photos = record.require("photos", _list_of(is_whole, len(classes)), "a whole number for each class")
+    return Added(parent, parent_sha256, tuple(classes), tuple(photos), best_sha256)
+
+
+def with_added_classes(problem: Problem, run: RunFolder) -> Problem:
+    """The data of a run with the names of the classes that were added to it. It has no image of them."""
+    names = read_classes(run).names
+    if not run.has(ADDED) or names[: len(problem.classes)] != problem.classes:
+        return problem
+    return replace(problem, classes=names, superclasses=())
 
 
 def read_result(run: RunFolder) -> dict[str, Any]:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from shortlist.errors import ShortlistError
-from shortlist.program.runs.folder import BEST, RunFolder, file_digest
+from shortlist.program.runs.folder import ADDED, BEST, RunFolder, file_digest
 
 FILE = "scores.safetensors"
 MOST_WRITTEN = 2**24
@@ -47,6 +47,11 @@ def write_scores(run: RunFolder, **splits: Scores) -> None:
 def read_scores(run: RunFolder, split: str) -> Scores:
     """The scores that a finished run kept of a split."""
     path = run.path / FILE
+    if not path.is_file() and run.has(ADDED):
+        raise ShortlistError(
+            f"{run.path} has no {FILE}: classes were added to it without training, and its network would have to see "
+            "all images again; for a calibration, train again with the new classes"
+        )
     if not path.is_file():
         raise ShortlistError(
             f"{run.path} has no {FILE}: it has not finished, or an earlier version trained it; finish it with "

@@ -19,7 +19,7 @@ from shortlist.program.data.catalogue import load_problem
 from shortlist.program.devices import autocast, pick_device
 from shortlist.program.runs.folder import RunFolder
 from shortlist.program.runs.model import load_correction, load_model
-from shortlist.program.runs.records import refuse_other_data
+from shortlist.program.runs.records import refuse_other_data, with_added_classes
 from shortlist.program.runs.scores import Scores
 from shortlist.program.runs.start import normalised_as_recorded
 from shortlist.program.text import spreadsheet_cell
@@ -225,7 +225,7 @@ def load_run_problem(run: RunFolder, root: str = "") -> Problem:
     config = run.config
     if not root and config.data.root and not Path(config.data.root).expanduser().exists():
         raise ShortlistError(f"the data of {run.path} is not at {config.data.root}: say with --root where it is now")
-    problem = load_problem(replace(config.data, root=root or config.data.root))
+    problem = with_added_classes(load_problem(replace(config.data, root=root or config.data.root)), run)
     refuse_other_data(problem, run)
     return normalised_as_recorded(problem, config, run)
 

@@ -1,0 +1,184 @@
+"""Classes added without training, beside a training with them: macro top-5 of the new and of the old classes.
+
+Twenty classes of feathers are held out. A frozen network is computed once, and every run is a last layer on its
+features, as a run on embeddings: it is the same training.
+"""
+
+import json
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from shortlist.errors import ShortlistError
+from shortlist.program import recipes
+from shortlist.program.atomic_files import write_file
+from shortlist.program.config import RunConfig, changed
+from shortlist.program.data.base import SPLITS, Problem, evaluation_plan
+from shortlist.program.predicting.add_class import add_classes
+from shortlist.program.predicting.predictor import load
+from shortlist.program.runs.folder import RunFolder
+from shortlist.program.training.build import build
+from shortlist.program.training.loop import train
+
+NAME = "add-class"
+RECIPE = "feathers_frozen"
+LOSSES = ("balanced_softmax", "imbalanced_noised_topk_hinge")
+EPOCHS = 15
+_HELD_OUT, _FEWEST, _K = 20, 5, 5
+_PHOTOS = (1, 5, None)
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class AddedResult:
+    """Macro top-5 with new classes."""
+
+    loss: str
+    how: str
+    """without, trained or added."""
+    photos: int | None
+    """Of each new class; None is all."""
+    new: float | None
+    old: float
+    seconds: float
+    """Of the training, or of the addition."""
+
+
+@dataclass(frozen=True)
+class _Data:
+    """Features by split. New classes have the last labels."""
+
+    classes: list[str]
+    features: dict[str, Tensor]
+    labels: dict[str, Tensor]
+
+    @property
+    def count_old(self) -> int:
+        return len(self.classes) - _HELD_OUT
+
+    def write(self, path: Path, photos: int | None, *, with_new: bool) -> Path:
+        """A file of embeddings, with the first so many photos of each new class or all of them, or without them."""
+        arrays: dict[str, Any] = {}
+        for split in SPLITS:
+            labels = self.labels[split]
+            chosen = labels < self.count_old
+            if with_new:
+                is_few = split == "train" and photos is not None
+                chosen = chosen | (self._first(photos or 0) if is_few else labels >= self.count_old)
+            arrays[f"{split}_x"], arrays[f"{split}_y"] = self.features[split][chosen].numpy(), labels[chosen].numpy()
+        names = self.classes if with_new else self.classes[: self.count_old]
+        np.savez(path, **arrays, classes=np.array(names))
+        return path
+
+    def write_new(self, folder: Path, photos: int | None) -> Path:
+        """A file of vectors for each new class."""
+        folder.mkdir()
+        for label in range(self.count_old, len(self.classes)):
+            rows = self.features["train"][self.labels["train"] == label]
+            np.save(folder / f"{label:04d}.npy", rows[:photos].numpy())
+        return folder
+
+    def _first(self, photos: int) -> Tensor:
+        chosen = torch.zeros_like(self.labels["train"], dtype=torch.bool)
+        for label in range(self.count_old, len(self.classes)):
+            chosen[(self.labels["train"] == label).nonzero().flatten()[:photos]] = True
+        return chosen
+
+
+def measure_additions(
+    root: str, *, results: Path, seed: int = 0, losses: Sequence[str] = LOSSES, say: Say = lambda message: None
+) -> Path:
+    """Train with and without the held-out classes, add them, and write what the test images say of both.
+
+    Args:
+        root: Of the data; empty for the usual place.
+        results: Folder of the file.
+        seed: Of the trainings, and of which classes are held out.
+        losses: Their names.
+        say: Called with messages.
+    """
+    recipe = changed(recipes.build(RECIPE), {"data.root": root})
+    found: list[AddedResult] = []
+    with tempfile.TemporaryDirectory() as name:
+        work = Path(name)
+        data = _held_out(build(recipe, work / "features").problem, seed)
+        for loss in losses:
+            config = changed(
+                recipes.with_loss(recipe, loss),
+                {"model.frozen": False, "model.weights": "", "model.name": "none", "data.name": "embeddings"}
+                | {"data.fit": "crop", "data.image_size": 0, "train.epochs": EPOCHS, "seed": seed},
+            )
+            found += _measured(config, data, work / loss, say)
+    path = results / f"{NAME}.json"
+    lines = ",\n".join(json.dumps(asdict(result), allow_nan=False) for result in found)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_file(path, f"[\n{lines}\n]\n".encode())
+    return path
+
+
+def _measured(config: RunConfig, data: _Data, work: Path, say: Say) -> list[AddedResult]:
+    work.mkdir()
+
+    def trained(photos: int | None, *, with_new: bool) -> tuple[RunFolder, float]:
+        file = data.write(work / f"data-{photos}-{with_new}.npz", photos, with_new=with_new)
+        began = time.monotonic()
+        run = train(changed(config, {"data.root": str(file)}), folder=file.with_suffix(""), quiet=True)
+        return run, time.monotonic() - began
+
+    def result(how: str, photos: int | None, run: RunFolder, seconds: float) -> AddedResult:
+        new, old = _accuracy(run, data)
+        found = AddedResult(config.loss.name, how, photos, new, old, round(seconds, 1))
+        say(json.dumps(asdict(found)))
+        return found
+
+    base, seconds = trained(None, with_new=False)
+    found = [result("without", 0, base, seconds)]
+    for photos in _PHOTOS:
+        folder = data.write_new(work / f"new-{photos}", photos)
+        began = time.monotonic()
+        run = add_classes(base, folder, work / f"added-{photos}")
+        found.append(result("added", photos, run, time.monotonic() - began))
+    for photos in reversed(_PHOTOS):
+        found.append(result("trained", photos, *trained(photos, with_new=True)))
+    return found
+
+
+def _held_out(problem: Problem, seed: int) -> _Data:
+    """The features of a problem, with the held-out classes last."""
+    tested = torch.bincount(problem.test.labels, minlength=len(problem.classes))
+    possible = ((problem.class_counts >= _FEWEST) & (tested > 0)).nonzero().flatten()
+    if len(possible) < _HELD_OUT:
+        raise ShortlistError(f"{NAME} needs {_HELD_OUT} classes of at least {_FEWEST} photos, got {len(possible)}")
+    new = possible[torch.randperm(len(possible), generator=torch.Generator().manual_seed(seed))[:_HELD_OUT]]
+    is_new = torch.zeros(len(problem.classes), dtype=torch.bool)
+    is_new[new] = True
+    order = torch.cat(((~is_new).nonzero().flatten(), is_new.nonzero().flatten()))
+    label_of = order.argsort()
+    features, labels = {}, {}
+    for name in SPLITS:
+        split = problem.split(name)
+        parts = list(split.batches(evaluation_plan(len(split), 4096, 0, 1), torch.device("cpu")))
+        features[name] = torch.cat([rows for rows, _, _ in parts]).float()
+        labels[name] = label_of[torch.cat([of_part for _, of_part, _ in parts])]
+    return _Data([problem.classes[label] for label in order.tolist()], features, labels)
+
+
+def _accuracy(run: RunFolder, data: _Data) -> tuple[float | None, float]:
+    """Macro top-5 of the test images of the new and of the old classes, in percent."""
+    predictor = load(run.path, "cpu")
+    best = predictor.scores(data.features["test"]).topk(_K).indices
+    labels = data.labels["test"]
+    is_right = (best == labels.unsqueeze(1)).any(1).double()
+    count = torch.bincount(labels, minlength=len(data.classes))
+    accuracy = 100 * torch.bincount(labels, is_right, minlength=len(data.classes)) / count
+    old, new = accuracy[: data.count_old], accuracy[data.count_old :]
+    knows_new = len(predictor.classes) == len(data.classes)
+    return (round(new.nanmean().item(), 2) if knows_new else None), round(old.nanmean().item(), 2)
