@@ -5,9 +5,9 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-import huggingface_hub
 import numpy as np
 import pytest
+from huggingface_hub import ModelCard, ModelCardData, constants
 
 import shortlist as sl
 from shortlist import ShortlistError
@@ -43,7 +43,6 @@ def vectors_run(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
 def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
     """A hub that is reached by the user ``me``, with an empty cache."""
     with hub_server() as hub:
-        constants = huggingface_hub.constants
         monkeypatch.setattr(
             constants, "HUGGINGFACE_CO_URL_TEMPLATE", hub.address + "/{repo_id}/resolve/{revision}/{filename}"
         )
@@ -130,8 +129,8 @@ def test_the_card_has_metadata_that_the_hub_reads(
     hub: Hub, photos_run: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     push(monkeypatch, photos_run)
-    card = huggingface_hub.ModelCard(hub.repositories["me/mine"].files["README.md"].decode())
-    assert isinstance(card.data, huggingface_hub.ModelCardData)
+    card = ModelCard(hub.repositories["me/mine"].files["README.md"].decode())
+    assert isinstance(card.data, ModelCardData)
     assert card.data.library_name == "shortlist"
     assert card.data.pipeline_tag == "image-classification"
     assert card.data.eval_results is not None
@@ -158,7 +157,7 @@ def test_a_repository_is_private_unless_it_is_to_be_public(
 def test_a_cached_run_needs_no_hub(hub: Hub, photos_run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     push(monkeypatch, photos_run)
     sl.load("hf://me/mine", "cpu")
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     assert sl.load("hf://me/mine", "cpu").classes == ("ash", "elm")
 
 
@@ -177,7 +176,7 @@ def test_what_cannot_be_opened_is_told_with_the_remedy(
     }.items():
         told = said(monkeypatch, capsys, "predict", place, photo)
         assert all(fact in told for fact in facts), told
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     told = said(monkeypatch, capsys, "predict", "hf://me/none", photo)
     assert "not in the cache" in told
     assert hub.address in told
@@ -193,7 +192,7 @@ def test_what_cannot_be_pushed_is_told_with_the_remedy(
     assert "--resume" in said(monkeypatch, capsys, "push", unfinished.path, "me/mine")
     monkeypatch.setenv("HF_TOKEN", "hf_wrong")
     assert "hf auth login" in said(monkeypatch, capsys, "push", photos_run.path, "me/mine")
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     assert hub.address in said(monkeypatch, capsys, "push", photos_run.path, "me/mine")
     assert not hub.repositories
 

@@ -34,10 +34,10 @@ def _is_cached(place: str) -> bool:
 
 def why_unreachable() -> str:
     """Why the hub does not answer; empty if it does, with whatever status."""
-    import huggingface_hub
+    from huggingface_hub import constants
     from huggingface_hub.utils import get_session  # type: ignore[attr-defined] # public by its documentation
 
-    hub = huggingface_hub.constants.ENDPOINT
+    hub = constants.ENDPOINT
     failures: list[str] = []
 
     def ask() -> None:

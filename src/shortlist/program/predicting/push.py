@@ -49,7 +49,7 @@ def push_run(run: RunFolder, repository: str, *, public: bool = False, pictures:
     check_package()
     if not run.finished:
         raise ShortlistError(f"{run.path} has not finished: finish it with --resume, then push it")
-    import huggingface_hub
+    from huggingface_hub import HfApi, constants
 
     address = HubAddress(repository)
     with tempfile.TemporaryDirectory() as folder:
@@ -58,7 +58,7 @@ def push_run(run: RunFolder, repository: str, *, public: bool = False, pictures:
         if reason:
             raise ShortlistError(f"{run.path} cannot be pushed: {reason}")
         with explained(address, reason):
-            api = huggingface_hub.HfApi()
+            api = HfApi()
             api.create_repo(repository, private=not public, exist_ok=True)
             if not public and not api.model_info(repository).private:
                 raise ShortlistError(
@@ -70,7 +70,7 @@ def push_run(run: RunFolder, repository: str, *, public: bool = False, pictures:
                 commit_message="Push a run of shortlist",
                 delete_patterns=[*FILES, *PICTURES],  # of an earlier push: they do not belong to these weights
             )
-        return f"{huggingface_hub.constants.ENDPOINT}/{repository}"
+        return f"{constants.ENDPOINT}/{repository}"
 
 
 def _write_copy(run: RunFolder, folder: Path, address: HubAddress, *, pictures: bool) -> None:
