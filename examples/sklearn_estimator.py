@@ -122,32 +122,29 @@ def main() -> None:
     (train_x, train_y), (val_x, val_y), (test_x, test_y) = (
         (samples.inputs.numpy(), names[samples.labels.numpy()]) for samples in embeddings()
     )
-    classifiers = {
-        "logistic regression": make_pipeline(StandardScaler(), LogisticRegression(max_iter=500)),
-        "balanced softmax": GridSearchCV(
-            make_pipeline(StandardScaler(), BalancedSoftmax()),
-            {"balancedsoftmax__weight_decay": [0.001, 0.01, 0.1]},
-            scoring=macro_topk(3),
-            cv=StratifiedKFold(folds, shuffle=True, random_state=0),
-        ),
-    }
-    for name, classifier in classifiers.items():
+    logistic = make_pipeline(StandardScaler(), LogisticRegression(max_iter=500))
+    balanced = GridSearchCV(
+        make_pipeline(StandardScaler(), BalancedSoftmax()),
+        {"balancedsoftmax__weight_decay": [0.001, 0.01, 0.1]},
+        scoring=macro_topk(3),
+        cv=StratifiedKFold(folds, shuffle=True, random_state=0),
+    )
+    for name, classifier in (("logistic regression", logistic), ("balanced softmax", balanced)):
         classifier.fit(train_x, train_y)
         top1, top3 = (macro_topk(k)(classifier, test_x, test_y) for k in (1, 3))
         print(f"{name:32} macro_top1 {top1:.1%}  macro_top3 {top3:.1%}")
 
     # A classifier of scikit-learn can be corrected afterwards, on validation data.
-    classifier = classifiers["logistic regression"]
     _, sizes = np.unique(train_y, return_counts=True)  # in the order of classes_
     correction = sl.PriorCorrection(torch.tensor(sizes))
-    correction.fit(*scores_and_columns(classifier, val_x, val_y), k=3)
-    scores, columns = scores_and_columns(classifier, test_x, test_y)
+    correction.fit(*scores_and_columns(logistic, val_x, val_y), k=3)
+    scores, columns = scores_and_columns(logistic, test_x, test_y)
     metrics = sl.TopKMetrics(NUM_CLASSES, ks=(1, 3))
     metrics.update(correction(scores), columns)
     result = metrics.compute()
     name = "logistic regression, corrected"
     print(f"{name:32} macro_top1 {result['macro_top1']:.1%}  macro_top3 {result['macro_top3']:.1%}")
-    print("three suggestions:", ", ".join(suggest(classifiers["balanced softmax"], test_x[:1], 3)[0]))
+    print("three suggestions:", ", ".join(suggest(balanced, test_x[:1], 3)[0]))
 
 
 if __name__ == "__main__":
