@@ -61,6 +61,11 @@ class LogsTheDictionary(Classifier):
         self.log("val", self.metrics.compute())
 
 
+class LogsTheMetric(Classifier):
+    def on_validation_epoch_end(self) -> None:
+        self.log("val", self.metrics)
+
+
 class LogsBatches(Classifier):
     def validation_step(self, batch: Any, _: int) -> None:
         inputs, labels = batch
@@ -70,9 +75,10 @@ class LogsBatches(Classifier):
         pass
 
 
-def test_log_does_not_take_the_dictionary(data: Splits) -> None:
-    with pytest.raises(ValueError, match="dict"):
-        trained(classifier(data, LogsTheDictionary), data)
+@pytest.mark.parametrize("kind", [LogsTheDictionary, LogsTheMetric])
+def test_log_takes_neither_the_dictionary_nor_the_metric(kind: type[Classifier], data: Splits) -> None:
+    with pytest.raises(ValueError, match="val"):
+        trained(classifier(data, kind), data)
 
 
 def test_the_mean_over_batches_is_not_the_macro_accuracy(data: Splits) -> None:
