@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: test test-gpu torture demo lint types unit format clean
+.PHONY: test test-gpu torture demo notebook lint types unit format clean
 
 test: lint types unit
 
@@ -34,6 +34,10 @@ test-gpu:
 # Trains four losses on the built-in data; prints a table and writes demo/report.html.
 demo: $(VENV)/installed
 	$(BIN)/shortlist demo
+
+# Executes the notebook of examples/ and stores its outputs.
+notebook: $(VENV)/installed
+	$(BIN)/python -m tests.support.notebooks
 
 format: $(VENV)/installed
 	$(BIN)/ruff check --fix .

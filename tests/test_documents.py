@@ -15,9 +15,11 @@ from tests.support.pictures import put_image
 from tests.support.run_folders import untrained_run
 
 ROOT = Path(__file__).parent.parent
-PAGES = {str(path.relative_to(ROOT)): path for path in sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])}
+PAGES = {str(path.relative_to(ROOT)): path for path in sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])}
 PLACEHOLDERS = {"DATA": "photos", "RECIPE": "smoke", "RUN": "runs/mine", "NAME": "cifar100", "FOLDER": "data"}
 every_page = pytest.mark.parametrize("page", PAGES)
+# The pages of examples quote scripts that run as a whole: tests/examples.
+every_page_that_runs = pytest.mark.parametrize("page", [page for page in PAGES if not page.startswith("docs/examples")])
 
 
 def fenced_blocks(text: str, language: str) -> list[tuple[int, str]]:
@@ -46,7 +48,7 @@ class Parsed(Exception):  # noqa: N818 (it is good news)
     """The command line was understood."""
 
 
-@every_page
+@every_page_that_runs
 def test_every_python_block_of_the_documents_runs(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     blocks = fenced_blocks(PAGES[page].read_text(), "python")
     assert blocks or page != "README.md"

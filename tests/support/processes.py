@@ -1,6 +1,8 @@
 """Processes of their own. Importing torch takes seconds, so they are forked from one server that has imported it."""
 
 import multiprocessing
+import os
+import socket
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -29,6 +31,22 @@ def _run_rank(rank: int, count: int, folder: Path, work: Callable[[int, int, Pat
         dist.barrier()
     finally:
         dist.destroy_process_group()
+
+
+def run_as_torchrun(work: Callable[[Path], None], count: int, folder: Path) -> None:
+    """Call ``work(folder)`` in processes with the environment that torchrun gives its ranks; errors are raised here."""
+    multiprocessing.set_forkserver_preload(_PRELOADED)
+    with socket.socket() as here:
+        here.bind(("127.0.0.1", 0))
+        port = here.getsockname()[1]
+    start_processes(_run_torchrun_rank, args=(count, port, work, folder), nprocs=count, start_method="forkserver")
+
+
+def _run_torchrun_rank(rank: int, count: int, port: int, work: Callable[[Path], None], folder: Path) -> None:
+    torch.set_num_threads(1)
+    numbers = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": count, "LOCAL_WORLD_SIZE": count, "MASTER_PORT": port}
+    os.environ |= {name: str(number) for name, number in numbers.items()} | {"MASTER_ADDR": "127.0.0.1"}
+    work(folder)
 
 
 def run_code(code: str) -> None:
