@@ -34,7 +34,7 @@ def _is_cached(place: str) -> bool:
 
 def why_unreachable() -> str:
     """Why the hub does not answer; empty if it does, with whatever status."""
-    import huggingface_hub
+    import huggingface_hub.constants
     from huggingface_hub.utils import get_session  # type: ignore[attr-defined] # public by its documentation
 
     hub = huggingface_hub.constants.ENDPOINT
