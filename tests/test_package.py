@@ -192,3 +192,20 @@ def test_where_the_program_cannot_run_no_package_is_asked_for() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 1
     assert done.stderr == "shortlist: the program runs on Linux and macOS; the library runs elsewhere too\n"
+
+
+def test_where_the_program_cannot_run_the_library_can_be_imported_whole() -> None:
+    code = """
+import sys
+sys.modules["fcntl"] = None  # as on Windows
+import shortlist
+from shortlist import *
+NoisedTopKHinge(1), TopKMetrics(3, ks=(1,))
+try:
+    shortlist.load
+except ImportError as error:
+    print(error)
+"""
+    message = run_python(code)
+    assert "Linux and macOS" in message
+    assert "pip install" not in message

@@ -108,8 +108,12 @@ if not TYPE_CHECKING:
         "topk_sum": "ops.smoothing",
         "topk_value": "ops.smoothing",
     }
-    # ``import *`` and ``help`` load every name in ``__all__``; these need more than torch.
-    _NEEDS = {"SetMetrics": ["torchmetrics"], "TopKMetrics": ["torchmetrics"], "load": ["timm", "torchmetrics"]}
+    # ``import *`` and ``help`` load every name in ``__all__``; these need more than torch. Windows has no fcntl.
+    _NEEDS = {
+        "SetMetrics": ["torchmetrics"],
+        "TopKMetrics": ["torchmetrics"],
+        "load": ["fcntl", "timm", "torchmetrics"],
+    }
     __all__ = [name for name in __all__ if all(map(importlib.util.find_spec, _NEEDS.get(name, [])))]
 
     def __getattr__(name):
@@ -123,6 +127,10 @@ if not TYPE_CHECKING:
         except ModuleNotFoundError as missing:
             if name != "load":
                 raise
+            if missing.name in sys.stdlib_module_names:  # fcntl
+                raise ImportError(
+                    "shortlist.load runs on Linux and macOS; losses and metrics run elsewhere too"
+                ) from missing
             raise ImportError(f"shortlist.load needs {missing.name}: pip install 'shortlist[train]'") from missing
         value = getattr(module, name)
         globals()[name] = value

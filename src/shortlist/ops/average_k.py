@@ -59,9 +59,10 @@ def _expected_threshold(scores_RL: Tensor, kept_R: Tensor | None, k: int, epsilo
     """
     counted_R1 = torch.ones_like(scores_RL[..., :1]) if kept_R is None else kept_R.unsqueeze(-1).to(scores_RL.dtype)
     plain_RL, wanted = scores_RL.detach(), k * counted_R1.sum() + 0.5
+    precise = torch.float32 if scores_RL.device.type == "mps" else torch.float64  # MPS has no float64
 
     def sum_of(values_RL: Tensor) -> Tensor:
-        total: Tensor = (counted_R1 * values_RL).sum(dtype=torch.float64).to(values_RL.dtype)
+        total: Tensor = (counted_R1 * values_RL).sum(dtype=precise).to(values_RL.dtype)
         return total
 
     # A fixed number of steps: looking whether it is close enough would make a GPU wait.

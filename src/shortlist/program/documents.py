@@ -22,7 +22,9 @@ class MarkedPage:
 
     def __init__(self, path: Path, command: str) -> None:
         if not path.is_file():
-            raise ShortlistError(f"there is no file {path}")
+            raise ShortlistError(
+                f"there is no file {path}: work in a clone of the repository, or give its folder by --docs"
+            )
         self.path, self._begin = path, begin_mark(command)
         self._before, begin, rest = path.read_text(encoding="utf-8").partition(self._begin)
         _, end, self._after = rest.partition(END)

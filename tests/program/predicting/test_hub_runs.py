@@ -1,6 +1,7 @@
 """Runs on the hub: what is pushed, what stays at home, and that a run from there says what the local one says."""
 
 import json
+import resource
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -215,6 +216,20 @@ def test_a_damaged_run_is_not_pushed(
     told = said(monkeypatch, capsys, "push", copy.path, "me/mine")
     assert f"{copy.path}" in told
     assert "is damaged" in told
+    assert not hub.repositories
+
+
+def test_a_full_disk_is_told_by_the_copy_that_does_not_fit(
+    hub: Hub, photos_run: RunFolder, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))
+    try:
+        message = said(monkeypatch, capsys, "push", photos_run.path, "me/mine")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert "make room" in message
+    assert str(photos_run.path) not in message  # nothing is wrong with the run
     assert not hub.repositories
 
 

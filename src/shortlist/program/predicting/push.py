@@ -5,11 +5,11 @@ Training images, names of files, paths and the training state stay at home.
 
 import dataclasses
 import re
-import shutil
 import tempfile
 from pathlib import Path
 
 from shortlist.errors import ShortlistError
+from shortlist.program.atomic_files import write_file
 from shortlist.program.config import RunConfig, to_dict
 from shortlist.program.models.hub import why_unreachable
 from shortlist.program.predicting.hub_runs import (
@@ -79,16 +79,15 @@ def _write_copy(run: RunFolder, folder: Path, address: HubAddress, *, pictures: 
     copy = RunFolder(folder)
     for name in (*AS_THEY_ARE, *([SCORES] if run.has(CALIBRATION) else [])):  # sets rest on scores
         if run.has(name):
-            shutil.copyfile(run.path / name, folder / name)
+            write_file(folder / name, (run.path / name).read_bytes())
     copy.write_json(CONFIG, to_dict(_without_paths(config)))
     result = {name: value for name, value in result.items() if name != "skipped_files"}
     copy.write_json(RESULT, result)
     if pictures:
         for pattern in PICTURES:
             for path in run.path.glob(pattern):
-                (folder / path.relative_to(run.path)).parent.mkdir(exist_ok=True)
-                shutil.copyfile(path, folder / path.relative_to(run.path))
-    (folder / CARD).write_text(_card(run, config, address, result), encoding="utf-8")
+                write_file(folder / path.relative_to(run.path), path.read_bytes())
+    write_file(folder / CARD, _card(run, config, address, result).encode())
     try:
         Predictor(copy, "cpu")
     except ShortlistError as error:

@@ -38,7 +38,9 @@ def write_reproduction(results: Path, docs: Path) -> Path:
         The document.
     """
     if not any(results_file(results, experiment, "paper").is_file() for experiment in EXPERIMENTS.values()):
-        raise ShortlistError(f"there are no results in {results}")
+        raise ShortlistError(
+            f"there are no results in {results}: work in a clone of the repository, or give a folder by --results"
+        )
     page = MarkedPage(docs / f"{_NAME}.md", "shortlist reproduce --document")
     page.rewrite("\n\n".join([*_tables(results, docs), *_figures(docs)]))
     return page.path
