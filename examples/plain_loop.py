@@ -1,4 +1,4 @@
-"""A training loop in plain PyTorch: four ways to deal with a long tail, measured alike.
+"""A training loop in plain PyTorch: three losses on a long tail, with and without the correction, measured alike.
 
 Run it: python examples/plain_loop.py
 """
