@@ -28,6 +28,11 @@ HELP_COLUMNS = 100
 """As wide as a page of the site."""
 WITH_RECIPES = ("train", "tune", "compare")
 """Commands that take a recipe, and have more help for one."""
+LOADING_TAG = re.compile(
+    r"""<(?:script|img|iframe|source|link(?=[^>]*\brel="?(?:stylesheet|preconnect|preload|icon)))\b[^>]*"""
+    r"""\b(?:src|srcset|href)="?(?:https?:)?//[^>]*>"""
+    r"""|<a[^>]*data-md-component="?source"?[^>]*>"""  # the theme's script asks GitHub for numbers of such a link
+)
 
 log = logging.getLogger("mkdocs.hooks.shortlist")
 
@@ -58,6 +63,13 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
     markdown = re.sub(r"\]\((?P<link>(?!\w+:|#)[^)\s]+)\)", on_the_site, markdown)
     return markdown.replace(HELP_MARK, command_reference()) if HELP_MARK in markdown else markdown
+
+
+def on_post_page(output: str, page: Page, config: MkDocsConfig) -> str:
+    """Warn about everything that a reader's browser would load from elsewhere. Links may lead there."""
+    for tag in LOADING_TAG.findall(output):
+        log.warning("%s loads something from elsewhere: %s", page.file.src_uri, tag)
+    return output
 
 
 def on_post_build(config: MkDocsConfig) -> None:
