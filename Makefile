@@ -16,12 +16,12 @@ lint: $(VENV)/installed
 types: $(VENV)/installed
 	$(BIN)/mypy
 
-# The site, in build/site; a warning is an error. Material announces its end, in May 2027, at every build: until another
+# The site, in build/site. A warning is an error, unless --quiet hides it. Material announces its end, in May 2027, at every build: until another
 # generator is chosen, nobody has to read that each time.
 MKDOCS := NO_MKDOCS_2_WARNING=1 PYTHONPATH=src $(BIN)/mkdocs
 
 docs: $(VENV)/installed
-	$(MKDOCS) build --quiet
+	$(MKDOCS) build
 
 docs-serve: $(VENV)/installed
 	$(MKDOCS) serve --no-strict
