@@ -19,6 +19,7 @@ from mkdocs.structure.pages import Page
 from mkdocstrings import Inventory
 
 from shortlist.program.cli.main import COMMANDS, print_help
+from shortlist.program.losses import LOSSES
 
 ROOT = Path(__file__).parents[2]
 PAGE_OF = {"CHANGELOG.md": "docs/changelog.md", "CONTRIBUTING.md": "docs/contributing.md"}
@@ -28,6 +29,7 @@ HELP_COLUMNS = 100
 """As wide as a page of the site."""
 WITH_RECIPES = ("train", "tune", "compare")
 """Commands that take a recipe, and have more help for one."""
+TRAINED_WITH = ("train", "folder", "--loss.name")
 LOADING_TAG = re.compile(
     r"""<(?:script|img|iframe|source|link(?=[^>]*\brel="?(?:stylesheet|preconnect|preload|icon)))\b[^>]*"""
     r"""\b(?:src|srcset|href)="?(?:https?:)?//[^>]*>"""
@@ -93,6 +95,12 @@ def command_reference() -> str:
     for title, text in _sections(_help("train", "folder", "--help-all")).items():
         if title != "options":
             parts += [f"### {title.removesuffix(' options')}", _fenced(text)]
+    parts += ["## Settings of each loss", "Those that not every loss has, with the loss's own defaults."]
+    settings = {loss: _entries(_sections(_help(*TRAINED_WITH, loss, "--help-all"))["loss options"]) for loss in LOSSES}
+    shared = set.intersection(*map(set, settings.values()))
+    for loss, entries in settings.items():
+        own = [text for name, text in entries.items() if name not in shared]
+        parts += [f"### {loss}", _fenced("\n".join(own)) if own else "None."]
     return "\n\n".join(parts)
 
 
@@ -117,6 +125,11 @@ def _sections(text: str) -> dict[str, str]:
     """The titled lists of options of a help page, with what stands below each title."""
     found = re.finditer(r"^ (?P<title>[\w ]*options)\n -+\n(?P<text>.*?)(?=\n\n \w|\n\n\w|\Z)", text, re.M | re.S)
     return {match["title"]: match["text"] for match in found}
+
+
+def _entries(text: str) -> dict[str, str]:
+    """The options of a list, each with its explanation, by name. A description in front of them is left out."""
+    return {match["name"]: match[0] for match in re.finditer(r"^  (?P<name>--\w\S*).*(?:\n   .*)*", text, re.M)}
 
 
 def _fenced(text: str) -> str:
