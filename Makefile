@@ -3,9 +3,9 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: test test-gpu torture demo notebook lint types unit format clean
+.PHONY: test test-gpu torture demo docs docs-serve docs-version notebook lint types unit format clean
 
-test: lint types unit
+test: lint types docs unit
 
 lint: $(VENV)/installed
 	$(BIN)/ruff check .
@@ -15,6 +15,21 @@ lint: $(VENV)/installed
 
 types: $(VENV)/installed
 	$(BIN)/mypy
+
+# The site, in build/site. A warning is an error, unless --quiet hides it. Material announces its end, in May 2027, at
+# every build: until another generator is chosen, nobody has to read that each time. mike calls mkdocs by its name.
+FOR_SITE := NO_MKDOCS_2_WARNING=1 PYTHONPATH=src PATH="$(abspath $(BIN)):$$PATH"
+
+docs: $(VENV)/installed
+	$(FOR_SITE) mkdocs build
+
+docs-serve: $(VENV)/installed
+	$(FOR_SITE) mkdocs serve --no-strict
+
+# Commits the site of a version to the branch gh-pages, beside the others: make docs-version VERSION=0.1.0
+docs-version: $(VENV)/installed
+	$(FOR_SITE) mike deploy --update-aliases $(VERSION) latest
+	$(FOR_SITE) mike set-default latest
 
 # Two processes with one thread each: more would compete for two cores. All tests of a file run in the same process, so
 # that what they share is made once.

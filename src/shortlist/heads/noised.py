@@ -311,6 +311,7 @@ class NoisedTopKHead(NoisedHead):
         )
 
     def scores(self, features: Tensor) -> Tensor:
+        """``(..., L)`` scores of all classes for ``(..., D)`` features, to predict with."""
         check_features(features, self.in_features)
         if self.cosine:
             return F.linear(unit_rows(features), unit_rows(self.weight))

@@ -105,7 +105,7 @@ def _run(name: str, arguments: list[str]) -> None:
         if arguments:
             _run(arguments[0], ["--help"])
         else:
-            _print_help()
+            print_help()
     elif name in COMMANDS:
         COMMANDS[name](arguments)
     else:
@@ -115,7 +115,8 @@ def _run(name: str, arguments: list[str]) -> None:
         sys.exit(2)
 
 
-def _print_help() -> None:
+def print_help() -> None:
+    """Print the commands, a line for each."""
     print("shortlist: train classifiers whose K suggestions contain the right answer\n")
     for command in COMMANDS.values():
         text, _, usage = (command.__doc__ or "").partition(": ")

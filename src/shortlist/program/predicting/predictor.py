@@ -53,11 +53,12 @@ def load(run: str | Path, device: str = "auto", *, correct: bool = True) -> "Pre
         device: Where to compute: ``auto``, ``cpu``, ``cuda``, ...
         correct: Correct the scores for class sizes, if the run chose to.
 
-    Example::
-
+    Example:
+        ```python
         predictor = sl.load("runs/birds")
         for suggestion in predictor.suggest("photo.jpg", k=5):
             print(suggestion.name, suggestion.score)
+        ```
     """
     return Predictor(open_run(run), device, correct=correct)
 

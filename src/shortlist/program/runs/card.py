@@ -77,7 +77,7 @@ def _parts(run: RunFolder, result: Mapping[str, Any], name: str, place: str) -> 
     yield (
         f"`shortlist export {place}` writes `export/model.onnx`, for onnxruntime, and `export/model.pt2`, for torch: "
         f"{'vectors' if _takes_vectors(config) else 'pixels'} in, suggestions out. Neither needs shortlist. "
-        "[The guide](https://github.com/shortlist-ml/shortlist/blob/main/docs/guide.md#deploy-it) shows how to run one."
+        "[The guide](https://github.com/shortlist-ml/shortlist/blob/main/docs/how-to/export.md) shows how to run one."
     )
     yield "## Cite"
     yield _CITATION
