@@ -31,7 +31,8 @@ from shortlist.program.models.build import Classifier
 from shortlist.program.predicting.calibration import FILE as CALIBRATION
 from shortlist.program.predicting.inputs import VECTOR_FILES, image_files, read_vectors, readable_images
 from shortlist.program.predicting.predictor import AT_ONCE, Predictor
-from shortlist.program.runs.card import added_card
+from shortlist.program.runs.card import FILE as CARD
+from shortlist.program.runs.card import card_text
 from shortlist.program.runs.folder import ADDED, BEST, RunFolder, as_safetensors, file_digest
 from shortlist.program.runs.model import load_model, prior_correction
 from shortlist.program.runs.records import Added, read_classes, read_correction, write_correction
@@ -75,7 +76,7 @@ def add_classes(
     Raises:
         ShortlistError: Something cannot be added. Then nothing is written.
     """
-    if not run.finished and not run.has(ADDED):
+    if not run.is_usable:
         raise ShortlistError(f"{run.path} has not finished: finish it with shortlist train --resume first")
     takes_vectors = run.config.data.name == "embeddings"
     found = _vector_files(folder) if takes_vectors else _photos(folder, say)
@@ -134,7 +135,7 @@ def add_classes(
             best_sha256=digest,
         )
         write(ADDED, asdict(added))
-        write_file(child.path / "README.md", added_card(child, target.name, added).encode())
+        write_file(child.path / CARD, card_text(child, name=target.name).encode())
     _tell(run, target, has_scores=held is not None, say=say)
     return RunFolder(target)
 

@@ -94,7 +94,7 @@ def calibrate(run: RunFolder, seed: int = 0) -> Calibration:
     probabilities = log_probabilities(test.scores[~is_kept], found, counts).exp()
     found = dataclasses.replace(found, error=_errors(probabilities, test.labels[~is_kept], counts))
     run.write_json(FILE, dataclasses.asdict(found))
-    if run.finished:
+    if run.is_usable:
         write_card(run)
     return found
 

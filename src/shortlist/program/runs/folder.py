@@ -93,6 +93,11 @@ class RunFolder:
     def finished(self) -> bool:
         return self.has("final.json")
 
+    @property
+    def is_usable(self) -> bool:
+        """True if its weights are final: it has finished, or has classes that were added without training."""
+        return self.finished or self.has(ADDED)
+
     # Claims
 
     @contextmanager
