@@ -77,8 +77,8 @@ def test_the_new_run_works_with_the_other_commands(
     calibrate(run)
     child = tmp_path / "child"
     command(monkeypatch, "add-class", run.path, tmp_path / "owl.npy", "--out", child)
-    assert "calibrate" in capsys.readouterr().err
-    assert not sl.load(child, "cpu").is_calibrated
+    assert "calibrated anew" in capsys.readouterr().err
+    assert sl.load(child, "cpu").unpromised == ["owl"]
     command(monkeypatch, "evaluate", child, "--device", "cpu")
     told = capsys.readouterr()
     assert "owl" in told.err

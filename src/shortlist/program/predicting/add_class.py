@@ -11,7 +11,8 @@ import json
 import math
 import secrets
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import unicodedata
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -29,6 +30,7 @@ from shortlist.program.data.image_folder import holds_folders, loose_images, nat
 from shortlist.program.devices import autocast
 from shortlist.program.models.build import Classifier
 from shortlist.program.predicting.calibration import FILE as CALIBRATION
+from shortlist.program.predicting.calibration import calibrate
 from shortlist.program.predicting.inputs import VECTOR_FILES, image_files, read_vectors, readable_images
 from shortlist.program.predicting.predictor import AT_ONCE, Predictor
 from shortlist.program.runs.card import FILE as CARD
@@ -37,7 +39,7 @@ from shortlist.program.runs.folder import ADDED, BEST, RunFolder, as_safetensors
 from shortlist.program.runs.model import load_model, prior_correction
 from shortlist.program.runs.records import Added, read_classes, read_correction, write_correction
 from shortlist.program.runs.scores import Scores, write_scores
-from shortlist.program.text import counted, some_of
+from shortlist.program.text import counted, printable, some_of
 from shortlist.program.training.callbacks import Callback
 from shortlist.program.training.evaluate import load_run_problem
 from shortlist.program.training.features import weights_digest, with_features
@@ -45,6 +47,7 @@ from shortlist.program.training.features import weights_digest, with_features
 _SHRINKAGE = 0.1  # share of the mean variance that is added to every variance: few images give no full covariance
 _MOST_IMAGES = 2000  # of a split whose features are not kept: more would take minutes
 _ANGLES = 721  # tried for a cosine layer
+_LONGEST_NAME = 80  # bytes of a class's name in that of the new folder: names of files end at 255
 _COPIED = ("preprocess.json", "facts.json", "environment.json")
 
 Say = Callable[[str], None]
@@ -87,6 +90,8 @@ def add_classes(
             "Rename what is new; to give a known class more photos, train again"
         )
     target = _target(run, out, [*found])
+    for name, alike in _look_alikes(found, classes.names):
+        say(f"{printable(name)} and {printable(alike)}, which {run.path} has, are two classes: is that meant?")
     predictor = Predictor(run, "cpu")
     features = _features_of_new(found, predictor, say)
     model = load_model(run).eval()
@@ -127,6 +132,8 @@ def add_classes(
             write_correction(child, replace(correction, best_sha256=digest))
         if held is not None:
             write_scores(child, **{name: _scores(split, rows, head) for name, (split, rows) in held.items()})
+            if run.has(CALIBRATION):
+                calibrate(child)
         added = Added(
             parent=str(run.path.resolve()),
             parent_sha256=file_digest(run.path / BEST),
@@ -136,8 +143,9 @@ def add_classes(
         )
         write(ADDED, asdict(added))
         write_file(child.path / CARD, card_text(child, name=target.name).encode())
-    _tell(run, target, has_scores=held is not None, say=say)
-    return RunFolder(target)
+    child = RunFolder(target)
+    _tell(run, child, say)
+    return child
 
 
 def _photos(folder: Path, say: Say) -> dict[str, list[Path]]:
@@ -200,8 +208,19 @@ def _features_of_new(found: Mapping[str, Sequence[Path]], predictor: Predictor, 
     return features
 
 
+def _look_alikes(new: Iterable[str], known: Iterable[str]) -> Iterator[tuple[str, str]]:
+    """Names that differ from a known one only in case, or in how their accents are encoded."""
+
+    def folded(name: str) -> str:
+        return unicodedata.normalize("NFC", name).casefold()
+
+    by_folded = {folded(name): name for name in known}
+    return ((name, by_folded[folded(name)]) for name in new if folded(name) in by_folded)
+
+
 def _target(run: RunFolder, out: Path | None, names: Sequence[str]) -> Path:
-    what = names[0] if len(names) == 1 else f"{len(names)}-classes"
+    is_short = len(names) == 1 and names[0].isprintable() and len(names[0].encode(errors="replace")) <= _LONGEST_NAME
+    what = names[0] if is_short else counted(len(names), "class", "classes").replace(" ", "-")
     here = run.path.resolve()
     target = here.with_name(f"{here.name}+{what}") if out is None else out
     if target.exists():
@@ -362,13 +381,12 @@ def _whole_folder(target: Path) -> Iterator[tuple[RunFolder, Callable[[str, Any]
         raise
 
 
-def _tell(run: RunFolder, target: Path, *, has_scores: bool, say: Say) -> None:
-    say(f"{target} has no test result of its own: that of {run.path} is not its result")
-    if not run.has(CALIBRATION):
-        return
-    remedy = (
-        f"run `shortlist calibrate {target}`; its sets then promise nothing for the new classes"
-        if has_scores
-        else "for a new one, train again with the new classes"
-    )
-    say(f"the calibration of {run.path} does not hold for more classes and is left out: {remedy}")
+def _tell(run: RunFolder, child: RunFolder, say: Say) -> None:
+    say(f"{child.path} has no test result of its own: that of {run.path} is not its result")
+    if child.has(CALIBRATION):
+        say("calibrated anew on images of the old classes: sets promise nothing for the new ones")
+    elif run.has(CALIBRATION):
+        say(
+            f"the calibration of {run.path} does not hold for more classes and is left out: for a new one, train "
+            "again with the new classes"
+        )
