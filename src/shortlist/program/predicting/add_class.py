@@ -1,12 +1,5 @@
-"""New classes for a trained run, from a few photos of each and without training.
+"""New classes for a trained run, from a few photos of each, as a new run. The old classes are not trained again."""
 
-The weights of a new class are the mean of its features less the mean of all training features, divided by the
-covariance of these (whitened prototypes). How high its scores lie is chosen on the validation images of the old
-classes: it must be among their first K as often as an old class is on average. A linear layer has a bias for that. A
-cosine layer has none; there the weights are turned towards the direction in which all features are most alike.
-"""
-
-import copy
 import json
 import math
 import secrets
@@ -22,7 +15,6 @@ import torch
 from torch import Tensor, nn
 
 from shortlist.errors import ShortlistError
-from shortlist.heads.cosine import CosineLinear, ScaledCosine, unit_rows
 from shortlist.program.atomic_files import WRITING, explained, write_file
 from shortlist.program.config import to_dict
 from shortlist.program.data.base import Problem, Split, evaluation_plan
@@ -32,6 +24,7 @@ from shortlist.program.models.build import Classifier
 from shortlist.program.predicting.calibration import FILE as CALIBRATION
 from shortlist.program.predicting.calibration import calibrate
 from shortlist.program.predicting.inputs import VECTOR_FILES, image_files, read_vectors, readable_images
+from shortlist.program.predicting.new_class_weights import Known, extended_head
 from shortlist.program.predicting.predictor import AT_ONCE, Predictor
 from shortlist.program.runs.card import FILE as CARD
 from shortlist.program.runs.card import card_text
@@ -41,26 +34,16 @@ from shortlist.program.runs.records import Added, read_classes, read_correction,
 from shortlist.program.runs.scores import Scores, write_scores
 from shortlist.program.text import counted, printable, some_of
 from shortlist.program.training.callbacks import Callback
+from shortlist.program.training.class_weights import set_class_weights
 from shortlist.program.training.evaluate import load_run_problem
 from shortlist.program.training.features import weights_digest, with_features
 
-_SHRINKAGE = 0.1  # share of the mean variance that is added to every variance: few images give no full covariance
 _MOST_IMAGES = 2000  # of a split whose features are not kept: more would take minutes
-_ANGLES = 721  # tried for a cosine layer
+_MOST_TRAIN, _MOST_VAL = 50_000, 20_000  # images whose features are kept: more change little and take time
 _LONGEST_NAME = 80  # bytes of a class's name in that of the new folder: names of files end at 255
 _COPIED = ("preprocess.json", "facts.json", "environment.json")
 
 Say = Callable[[str], None]
-
-
-@dataclass(frozen=True)
-class Known:
-    """What the new weights rest on."""
-
-    train: Tensor
-    """``(N, d)`` features of training images."""
-    val: Tensor
-    """``(N, d)`` features of images that the height of the new scores is chosen on."""
 
 
 def add_classes(
@@ -112,10 +95,11 @@ def add_classes(
         fitted.tau.fill_(correction.tau)
         correct = fitted
     k = min(run.config.loss.largest_k, len(classes.names))
-    means = torch.stack([rows.double().mean(0) for rows in features.values()])
-    if isinstance(model.head, CosineLinear):
-        means = torch.stack([unit_rows(rows.double()).mean(0) for rows in features.values()])
-    head = extended_head(model.head, means, known, k, correct)
+    loss = run.config.loss.build(torch.tensor(counts).clamp(min=1))
+    set_class_weights(loss, run.config, torch.tensor(counts), run.config.train.epochs)
+    head = extended_head(model.head, [*features.values()], known, loss, k, correct)
+    if not all(bool(parameter.isfinite().all()) for parameter in head.parameters()):
+        raise ShortlistError(f"the weights of {some_of([*features])} are no finite numbers: the features are too large")
     extended = Classifier(model.backbone, head)
     weights = as_safetensors(extended.state_dict())
 
@@ -262,16 +246,18 @@ def _known(run: RunFolder, model: Classifier, problem: Problem, say: Say) -> tup
     if not keeps_features:
         total = sum(min(_MOST_IMAGES, len(split)) for split in (problem.train, problem.val))
         say(f"computing the features of {counted(total, 'image')}")
-    train = _rows(problem.train, backbone, config.train.precision, most)[0]
+    train, train_indices = _rows(problem.train, backbone, config.train.precision, most or _MOST_TRAIN)
+    labels = problem.train.labels[train_indices]
     if len(problem.val) == 0:
         say(f"{run.path} has no validation images: its training images choose how high the new scores lie")
-        return Known(train, train), None
+        return Known(train, labels, train), None
     val, val_indices = _rows(problem.val, backbone, config.train.precision, most)
+    known = Known(train, labels, val[:: math.ceil(len(val) / _MOST_VAL)])
     if not keeps_features or len(problem.test) == 0:
-        return Known(train, val), None
+        return known, None
     test, test_indices = _rows(problem.test, backbone, config.train.precision, most)
     splits = {"val": (problem.val, val, val_indices), "test": (problem.test, test, test_indices)}
-    return Known(train, val), {name: (_Part(split.labels[at], at), rows) for name, (split, rows, at) in splits.items()}
+    return known, {name: (_Part(split.labels[at], at), rows) for name, (split, rows, at) in splits.items()}
 
 
 @torch.inference_mode()
@@ -288,72 +274,6 @@ def _rows(split: Split, backbone: nn.Module, precision: str, most: int | None) -
     if not found:
         raise ShortlistError("none of the images of the run could be read")
     return torch.cat(found).clone(), torch.cat(places)
-
-
-@torch.no_grad()
-def extended_head(
-    head: nn.Module, means: Tensor, known: Known, k: int, correct: Callable[[Tensor], Tensor] = lambda scores: scores
-) -> nn.Module:
-    """The last layer with more classes; the weights of the others stay as they are.
-
-    Args:
-        head: A linear or cosine layer.
-        means: ``(M, d)`` mean features of the new classes; for a cosine layer, of unit features.
-        known: Features of images of the old classes.
-        k: A new class must be among the first ``k`` as often as an old one is on average.
-        correct: What is done to ``(N, L + M)`` scores before they are compared.
-    """
-    is_cosine = isinstance(head, CosineLinear)
-    train, val = ((unit_rows(rows.double()) if is_cosine else rows.double()) for rows in (known.train, known.val))
-    old: Tensor = head(known.val).double()
-    count, centre = old.shape[1], train.mean(0)
-    spread = (train - centre).T @ (train - centre) / len(train)
-    ridge = (_SHRINKAGE * spread.diagonal().mean()).clamp(min=1e-12) * torch.eye(len(spread), dtype=spread.dtype)
-    towards = torch.linalg.solve(spread + ridge, (means.double() - centre).T).T
-    share = k / count
-
-    def corrected(new: Tensor) -> tuple[Tensor, Tensor]:
-        """What an old class must have to be among the first k, and ``(N, M)`` scores of the new classes."""
-        scores = correct(torch.cat((old, new), 1).float()).double()
-        return scores[:, :count].topk(k).values[:, -1:], scores[:, count:]
-
-    if not is_cosine:
-        deviation = old.std(0).median() if len(old) > 1 else old.new_ones(())
-        size = (val - centre) @ towards.T
-        towards = towards * (deviation / size.std(0, correction=0).clamp(min=1e-12)).unsqueeze(1)
-        places, new = corrected((val - centre) @ towards.T)
-        offset = torch.quantile(places - new, share, dim=0) - towards @ centre
-        return _with_rows(head, towards, offset)
-
-    alike = unit_rows(torch.linalg.solve(spread + ridge, centre))
-    apart = unit_rows(towards - (towards @ alike).unsqueeze(1) * alike)
-    learnt = head.log_scale if isinstance(head, ScaledCosine) else None
-    fixed = head.scale if isinstance(head, ScaledCosine) else 1.0
-    scale = fixed if learnt is None else learnt.exp().item()
-    along, across = scale * (val @ alike).unsqueeze(1), scale * val @ apart.T
-    # From straight apart outwards: of angles that do as well, the first keeps most of what tells the class apart.
-    angles = torch.linspace(-math.pi / 2, math.pi / 2, _ANGLES, dtype=torch.float64)
-    best, error = torch.zeros(len(apart), dtype=torch.float64), torch.full((len(apart),), math.inf).double()
-    places, shift = corrected(torch.zeros_like(across))  # once: a correction adds a number to the scores of a class
-    for angle in sorted(angles.tolist(), key=abs):
-        new = math.cos(angle) * across + math.sin(angle) * along + shift
-        missed = ((new > places).double().mean(0) - share).abs()
-        best, error = torch.where(missed < error, angle, best), torch.minimum(missed, error)
-    turned = best.cos().unsqueeze(1) * apart + best.sin().unsqueeze(1) * alike
-    length = head.get_parameter("weight").norm(dim=1).mean()
-    return _with_rows(head, turned * length, None)
-
-
-def _with_rows(head: nn.Module, rows: Tensor, offset: Tensor | None) -> nn.Module:
-    weight = head.get_parameter("weight")
-    extended: Any = copy.deepcopy(head)
-    extended.weight = nn.Parameter(torch.cat((weight, rows.to(weight.dtype))))
-    extended.out_features = len(extended.weight)
-    if offset is not None:
-        bias = head.get_parameter("bias")
-        extended.bias = nn.Parameter(torch.cat((bias, offset.to(bias.dtype))))
-    found: nn.Module = extended
-    return found
 
 
 @torch.no_grad()
