@@ -77,7 +77,7 @@ def test_a_new_class_is_suggested_for_its_own_and_not_for_others(
 def test_the_new_run_works_with_the_other_commands(
     run: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    calibrate(run)
+    before = calibrate(run)
     child = tmp_path / "child"
     command(monkeypatch, "add-class", run.path, tmp_path / "owl.npy", "--out", child)
     assert "calibrated anew" in capsys.readouterr().err
@@ -86,12 +86,17 @@ def test_the_new_run_works_with_the_other_commands(
     told = capsys.readouterr()
     assert "owl" in told.err
     assert 0 < json.loads(told.out)["macro_top3"] <= 1
-    command(monkeypatch, "calibrate", child)
-    assert sl.load(child, "cpu").unpromised == ["owl"]
     command(monkeypatch, "report", child, "--out", tmp_path / "report.html")
     (tmp_path / "owl.npy").rename(tmp_path / "emu.npy")
     command(monkeypatch, "add-class", child, tmp_path / "emu.npy")
-    assert sl.load(tmp_path / "child+emu", "cpu").classes[-2:] == ("owl", "emu")
+    twice = tmp_path / "child+emu"
+    assert sl.load(twice, "cpu").classes[-2:] == ("owl", "emu")
+    # No image of theirs is among those that choose it, so they change nothing.
+    command(monkeypatch, "calibrate", twice)
+    for place in (child, twice):
+        after = json.loads((place / "calibration.json").read_text())
+        for name in ("temperature", "prior", "imbalance"):
+            assert after[name] == pytest.approx(getattr(before, name), rel=1e-3), name
 
 
 def test_the_same_photos_give_the_same_weights(run: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -30,7 +30,7 @@ from shortlist.program.runs.card import FILE as CARD
 from shortlist.program.runs.card import card_text
 from shortlist.program.runs.folder import ADDED, BEST, RunFolder, as_safetensors, file_digest
 from shortlist.program.runs.model import load_model, prior_correction
-from shortlist.program.runs.records import Added, read_classes, read_correction, write_correction
+from shortlist.program.runs.records import Added, read_added, read_classes, read_correction, write_correction
 from shortlist.program.runs.scores import Scores, write_scores
 from shortlist.program.text import counted, printable, some_of
 from shortlist.program.training.callbacks import Callback
@@ -116,16 +116,17 @@ def add_classes(
             write_correction(child, replace(correction, best_sha256=digest))
         if held is not None:
             write_scores(child, **{name: _scores(split, rows, head) for name, (split, rows) in held.items()})
-            if run.has(CALIBRATION):
-                calibrate(child)
+        before = read_added(run)
         added = Added(
             parent=str(run.path.resolve()),
             parent_sha256=file_digest(run.path / BEST),
-            classes=tuple(features),
-            photos=tuple(len(rows) for rows in features.values()),
+            classes=((*before.classes, *features) if before else tuple(features)),
+            photos=((*before.photos, *counts[len(classes.names) :]) if before else counts[len(classes.names) :]),
             best_sha256=digest,
         )
         write(ADDED, asdict(added))
+        if held is not None and run.has(CALIBRATION):
+            calibrate(child)
         write_file(child.path / CARD, card_text(child, name=target.name).encode())
     child = RunFolder(target)
     _tell(run, child, say)
