@@ -23,7 +23,7 @@ class AddClassArguments:
 
 
 def add_class(arguments: list[str]) -> None:
-    """Add classes from a few photos, without training: shortlist add-class RUN FOLDER"""
+    """Add classes from a few photos, without training again: shortlist add-class RUN FOLDER"""
     examples = (
         "shortlist add-class runs/birds photos/owl            the class owl; a new run runs/birds+owl",
         "shortlist add-class runs/birds new_species --out runs/more_birds",
