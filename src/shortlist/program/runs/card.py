@@ -45,8 +45,8 @@ def _added(run: RunFolder, added: Added) -> Iterator[str]:
     """Of a run with classes that were added without training."""
     yield (
         f"A classifier by [shortlist](https://github.com/shortlist-ml/shortlist): {_plain(Path(added.parent).name)} "
-        f"(weights `{added.parent_sha256[:16]}`) with more classes, whose weights were learnt from a few photos in seconds. All others are "
-        "unchanged."
+        f"(weights `{added.parent_sha256[:16]}`) with more classes. Their weights were learnt in seconds, from a few "
+        "photos; all others are as before."
     )
     yield "## New classes"
     new = zip(added.classes, added.photos, strict=True)
