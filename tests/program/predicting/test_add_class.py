@@ -1,11 +1,14 @@
-"""Classes that are added without training, through the command."""
+"""Classes that are added after training, through the command."""
 
+import errno
 import json
+import os
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 import shortlist as sl
 from shortlist.program.cli import main as cli
@@ -74,21 +77,67 @@ def test_a_new_class_is_suggested_for_its_own_and_not_for_others(
 def test_the_new_run_works_with_the_other_commands(
     run: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    calibrate(run)
+    before = calibrate(run)
     child = tmp_path / "child"
     command(monkeypatch, "add-class", run.path, tmp_path / "owl.npy", "--out", child)
-    assert "calibrate" in capsys.readouterr().err
-    assert not sl.load(child, "cpu").is_calibrated
+    assert "calibrated anew" in capsys.readouterr().err
+    assert sl.load(child, "cpu").unpromised == ["owl"]
     command(monkeypatch, "evaluate", child, "--device", "cpu")
     told = capsys.readouterr()
     assert "owl" in told.err
     assert 0 < json.loads(told.out)["macro_top3"] <= 1
-    command(monkeypatch, "calibrate", child)
-    assert sl.load(child, "cpu").unpromised == ["owl"]
     command(monkeypatch, "report", child, "--out", tmp_path / "report.html")
     (tmp_path / "owl.npy").rename(tmp_path / "emu.npy")
     command(monkeypatch, "add-class", child, tmp_path / "emu.npy")
-    assert sl.load(tmp_path / "child+emu", "cpu").classes[-2:] == ("owl", "emu")
+    twice = tmp_path / "child+emu"
+    assert sl.load(twice, "cpu").classes[-2:] == ("owl", "emu")
+    # No image of theirs is among those that choose it, so they change nothing.
+    command(monkeypatch, "calibrate", twice)
+    for place in (child, twice):
+        after = json.loads((place / "calibration.json").read_text())
+        for name in ("temperature", "prior", "imbalance"):
+            assert after[name] == pytest.approx(getattr(before, name), rel=1e-3), name
+
+
+def test_the_same_photos_give_the_same_weights(run: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for seed in (1, 2):
+        torch.manual_seed(seed)
+        command(monkeypatch, "add-class", run.path, tmp_path / "owl.npy", "--out", tmp_path / str(seed))
+    assert file_digest(tmp_path / "1" / BEST) == file_digest(tmp_path / "2" / BEST)
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))])
+def test_an_interrupted_addition_leaves_nothing(
+    error: BaseException, run: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    present = sorted(tmp_path.rglob("*"))
+    sync, left = os.fsync, iter(range(4))  # the fifth file cannot be written
+
+    def fsync(file: int) -> None:
+        if next(left, None) is None:
+            raise error
+        sync(file)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    with pytest.raises((KeyboardInterrupt, SystemExit)):
+        command(monkeypatch, "add-class", run.path, tmp_path / "owl.npy")
+    assert sorted(tmp_path.rglob("*")) == present
+
+
+def test_names_may_be_anything(
+    run: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    names = ("..", "a\nb", "=1+1", "<b>", "OWL", "ü" * 100)
+    for name in names:
+        (tmp_path / f"{name}.npy").write_bytes((tmp_path / "owl.npy").read_bytes())
+    place = run.path
+    for number, name in enumerate(("owl", *names)):
+        command(monkeypatch, "add-class", place, tmp_path / f"{name}.npy", "--out", tmp_path / str(number))
+        place = tmp_path / str(number)
+        assert ("is that meant" in capsys.readouterr().err) == (name == "OWL")
+    assert sl.load(place, "cpu").classes[-len(names) :] == names
+    command(monkeypatch, "add-class", run.path, tmp_path / f"{names[-1]}.npy")
+    assert (tmp_path / "run+1-class").is_dir()
 
 
 @pytest.fixture

@@ -261,3 +261,30 @@ def test_config_of_the_hub_is_still_a_configuration(
     pushed = json.loads(hub.repositories["me/mine"].files["config.json"])
     assert pushed["data"]["root"] == "points.npz"
     assert pushed | {"data": {}} == vectors_run.read_json("config.json") | {"data": {}}
+
+
+def test_a_run_with_added_classes_is_pushed_without_a_result(
+    hub: Hub, vectors_run: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    push(monkeypatch, vectors_run)  # its result must leave with the next push
+    np.save(tmp_path / "owl.npy", np.load(vectors_run.config.data.root)["train_x"][:5] + 3)
+    shortlist(monkeypatch, "add-class", vectors_run.path, tmp_path / "owl.npy", "--out", tmp_path / "child")
+    shortlist(monkeypatch, "push", tmp_path / "child", "me/mine")
+    files = hub.repositories["me/mine"].files
+    assert {*files} == {
+        *("config.json", "classes.json", "added.json", "best.safetensors", "correction.json", "README.md"),
+        *("calibration.json", "scores.safetensors"),
+    }
+    for name, content in files.items():
+        for home in (tmp_path, vectors_run.path.parent):
+            assert str(home).encode() not in content, name
+    assert json.loads(files["added.json"])["parent"] == vectors_run.path.name
+    card = huggingface_hub.ModelCard(files["README.md"].decode())
+    assert isinstance(card.data, huggingface_hub.ModelCardData)
+    assert not card.data.eval_results
+    assert "owl" in card.text
+    vectors = np.load(vectors_run.config.data.root)["test_x"][:20]
+    here, there = (sl.load(place, "cpu") for place in (tmp_path / "child", "hf://me/mine"))
+    assert there.unpromised == [there.classes[-1]] == ["owl"]
+    assert here.suggest(vectors) == there.suggest(vectors)
+    assert here.sets(vectors, 0.8) == there.sets(vectors, 0.8)

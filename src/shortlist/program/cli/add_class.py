@@ -23,7 +23,7 @@ class AddClassArguments:
 
 
 def add_class(arguments: list[str]) -> None:
-    """Add classes from a few photos, without training: shortlist add-class RUN FOLDER"""
+    """Add classes from a few photos, without training again: shortlist add-class RUN FOLDER"""
     examples = (
         "shortlist add-class runs/birds photos/owl            the class owl; a new run runs/birds+owl",
         "shortlist add-class runs/birds new_species --out runs/more_birds",
@@ -35,10 +35,9 @@ def add_class(arguments: list[str]) -> None:
     run = RunFolder.existing(parsed.run)
 
     from shortlist.program.predicting.add_class import add_classes
-    from shortlist.program.runs.records import read_added
+    from shortlist.program.runs.records import read_classes
     from shortlist.program.text import counted
 
     child = add_classes(run, parsed.folder, parsed.out, root=parsed.root, say=say)
-    if added := read_added(child):
-        count = counted(len(added.classes), "class", "classes")
-        show(f"{child.path}  {count} added from {counted(sum(added.photos), 'photo')}")
+    photos = read_classes(child).train_images[len(read_classes(run).names) :]
+    show(f"{child.path}  {counted(len(photos), 'class', 'classes')} added from {counted(sum(photos), 'photo')}")

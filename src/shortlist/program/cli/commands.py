@@ -188,7 +188,7 @@ def evaluate(arguments: list[str]) -> None:
         say(result.ties)
     if added := read_added(run):
         say(
-            f"no image here is of a class that was added without training, such as {added.classes[0]}: this is the "
+            f"no image here is of a class that was added after training, such as {added.classes[0]}: this is the "
             "accuracy of the other classes beside them"
         )
     if has_other_training_images(problem, run):

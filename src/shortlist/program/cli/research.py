@@ -192,16 +192,16 @@ def _reproduce_heads(parsed: ReproduceArguments) -> None:
 
 
 def _reproduce_additions(parsed: ReproduceArguments) -> None:
-    from shortlist.program.reproduce.add_class import LOSSES, measure_additions
+    from shortlist.program.reproduce.add_class import LOSSES, SEEDS, measure_additions, table
 
     if parsed.scale == "smoke":
         raise ShortlistError(f"{_ADD_CLASS} has no tiny version: it needs the images of feathers")
-    if len(parsed.seeds) > 1:
-        raise ShortlistError(f"{_ADD_CLASS} takes one seed, got {len(parsed.seeds)}")
     if unknown := {*parsed.only} - {*LOSSES}:
         raise ShortlistError(f"--only takes the losses of {_ADD_CLASS}, {', '.join(LOSSES)}, got {min(unknown)}")
-    seed, losses = (parsed.seeds or (0,))[0], parsed.only or LOSSES
-    show(measure_additions("", results=parsed.results, seed=seed, losses=losses, say=say))
+    found = measure_additions(
+        "", results=parsed.results, seeds=parsed.seeds or SEEDS, losses=parsed.only or LOSSES, say=say
+    )
+    print_table(table(found))
 
 
 def _check_patterns(patterns: Sequence[str], experiments: "Sequence[Experiment]") -> None:
@@ -224,7 +224,7 @@ def _list_experiments() -> None:
     titles = {name: experiment.title for name, experiment in EXPERIMENTS.items()}
     titles |= {name: f"Losses compared: {comparison.title}" for name, comparison in COMPARISONS.items()}
     titles |= {_HEADS: "Every last layer on every network of rare-cifar100-lt"}
-    titles |= {_ADD_CLASS: "Classes added without training, beside a training with them, on feathers"}
+    titles |= {_ADD_CLASS: "Classes added after training, beside a training with them, on feathers"}
     titles |= {name: f"{name.replace('-', ' ').capitalize()}, a figure without training" for name in FIGURES}
     width = max(map(len, titles))
     for name, title in titles.items():

@@ -1,17 +1,11 @@
-"""New classes for a trained run, from a few photos of each and without training.
+"""New classes for a trained run, from a few photos of each, as a new run. The old classes are not trained again."""
 
-The weights of a new class are the mean of its features less the mean of all training features, divided by the
-covariance of these (whitened prototypes). How high its scores lie is chosen on the validation images of the old
-classes: it must be among their first K as often as an old class is on average. A linear layer has a bias for that. A
-cosine layer has none; there the weights are turned towards the direction in which all features are most alike.
-"""
-
-import copy
 import json
 import math
 import secrets
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import unicodedata
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -21,7 +15,6 @@ import torch
 from torch import Tensor, nn
 
 from shortlist.errors import ShortlistError
-from shortlist.heads.cosine import CosineLinear, ScaledCosine, unit_rows
 from shortlist.program.atomic_files import WRITING, explained, write_file
 from shortlist.program.config import to_dict
 from shortlist.program.data.base import Problem, Split, evaluation_plan
@@ -29,34 +22,28 @@ from shortlist.program.data.image_folder import holds_folders, loose_images, nat
 from shortlist.program.devices import autocast
 from shortlist.program.models.build import Classifier
 from shortlist.program.predicting.calibration import FILE as CALIBRATION
+from shortlist.program.predicting.calibration import calibrate
 from shortlist.program.predicting.inputs import VECTOR_FILES, image_files, read_vectors, readable_images
+from shortlist.program.predicting.new_class_weights import Known, extended_head
 from shortlist.program.predicting.predictor import AT_ONCE, Predictor
-from shortlist.program.runs.card import added_card
+from shortlist.program.runs.card import FILE as CARD
+from shortlist.program.runs.card import card_text
 from shortlist.program.runs.folder import ADDED, BEST, RunFolder, as_safetensors, file_digest
 from shortlist.program.runs.model import load_model, prior_correction
-from shortlist.program.runs.records import Added, read_classes, read_correction, write_correction
+from shortlist.program.runs.records import Added, read_added, read_classes, read_correction, write_correction
 from shortlist.program.runs.scores import Scores, write_scores
-from shortlist.program.text import counted, some_of
+from shortlist.program.text import counted, printable, some_of
 from shortlist.program.training.callbacks import Callback
+from shortlist.program.training.class_weights import set_class_weights
 from shortlist.program.training.evaluate import load_run_problem
 from shortlist.program.training.features import weights_digest, with_features
 
-_SHRINKAGE = 0.1  # share of the mean variance that is added to every variance: few images give no full covariance
 _MOST_IMAGES = 2000  # of a split whose features are not kept: more would take minutes
-_ANGLES = 721  # tried for a cosine layer
+_MOST_TRAIN, _MOST_VAL = 50_000, 20_000  # images whose features are kept: more change little and take time
+_LONGEST_NAME = 80  # bytes of a class's name in that of the new folder: names of files end at 255
 _COPIED = ("preprocess.json", "facts.json", "environment.json")
 
 Say = Callable[[str], None]
-
-
-@dataclass(frozen=True)
-class Known:
-    """What the new weights rest on."""
-
-    train: Tensor
-    """``(N, d)`` features of training images."""
-    val: Tensor
-    """``(N, d)`` features of images that the height of the new scores is chosen on."""
 
 
 def add_classes(
@@ -75,7 +62,7 @@ def add_classes(
     Raises:
         ShortlistError: Something cannot be added. Then nothing is written.
     """
-    if not run.finished and not run.has(ADDED):
+    if not run.is_usable:
         raise ShortlistError(f"{run.path} has not finished: finish it with shortlist train --resume first")
     takes_vectors = run.config.data.name == "embeddings"
     found = _vector_files(folder) if takes_vectors else _photos(folder, say)
@@ -86,6 +73,8 @@ def add_classes(
             "Rename what is new; to give a known class more photos, train again"
         )
     target = _target(run, out, [*found])
+    for name, alike in _look_alikes(found, classes.names):
+        say(f"{printable(name)} and {printable(alike)}, which {run.path} has, are two classes: is that meant?")
     predictor = Predictor(run, "cpu")
     features = _features_of_new(found, predictor, say)
     model = load_model(run).eval()
@@ -106,10 +95,11 @@ def add_classes(
         fitted.tau.fill_(correction.tau)
         correct = fitted
     k = min(run.config.loss.largest_k, len(classes.names))
-    means = torch.stack([rows.double().mean(0) for rows in features.values()])
-    if isinstance(model.head, CosineLinear):
-        means = torch.stack([unit_rows(rows.double()).mean(0) for rows in features.values()])
-    head = extended_head(model.head, means, known, k, correct)
+    loss = run.config.loss.build(torch.tensor(counts).clamp(min=1))
+    set_class_weights(loss, run.config, torch.tensor(counts), run.config.train.epochs)
+    head = extended_head(model.head, [*features.values()], known, loss, k, correct)
+    if not all(bool(parameter.isfinite().all()) for parameter in head.parameters()):
+        raise ShortlistError(f"the weights of {some_of([*features])} are no finite numbers: the features are too large")
     extended = Classifier(model.backbone, head)
     weights = as_safetensors(extended.state_dict())
 
@@ -126,17 +116,21 @@ def add_classes(
             write_correction(child, replace(correction, best_sha256=digest))
         if held is not None:
             write_scores(child, **{name: _scores(split, rows, head) for name, (split, rows) in held.items()})
+        before = read_added(run)
         added = Added(
             parent=str(run.path.resolve()),
             parent_sha256=file_digest(run.path / BEST),
-            classes=tuple(features),
-            photos=tuple(len(rows) for rows in features.values()),
+            classes=((*before.classes, *features) if before else tuple(features)),
+            photos=((*before.photos, *counts[len(classes.names) :]) if before else counts[len(classes.names) :]),
             best_sha256=digest,
         )
         write(ADDED, asdict(added))
-        write_file(child.path / "README.md", added_card(child, target.name, added).encode())
-    _tell(run, target, has_scores=held is not None, say=say)
-    return RunFolder(target)
+        if held is not None and run.has(CALIBRATION):
+            calibrate(child)
+        write_file(child.path / CARD, card_text(child, name=target.name).encode())
+    child = RunFolder(target)
+    _tell(run, child, say)
+    return child
 
 
 def _photos(folder: Path, say: Say) -> dict[str, list[Path]]:
@@ -199,8 +193,19 @@ def _features_of_new(found: Mapping[str, Sequence[Path]], predictor: Predictor, 
     return features
 
 
+def _look_alikes(new: Iterable[str], known: Iterable[str]) -> Iterator[tuple[str, str]]:
+    """Names that differ from a known one only in case, or in how their accents are encoded."""
+
+    def folded(name: str) -> str:
+        return unicodedata.normalize("NFC", name).casefold()
+
+    by_folded = {folded(name): name for name in known}
+    return ((name, by_folded[folded(name)]) for name in new if folded(name) in by_folded)
+
+
 def _target(run: RunFolder, out: Path | None, names: Sequence[str]) -> Path:
-    what = names[0] if len(names) == 1 else f"{len(names)}-classes"
+    is_short = len(names) == 1 and names[0].isprintable() and len(names[0].encode(errors="replace")) <= _LONGEST_NAME
+    what = names[0] if is_short else counted(len(names), "class", "classes").replace(" ", "-")
     here = run.path.resolve()
     target = here.with_name(f"{here.name}+{what}") if out is None else out
     if target.exists():
@@ -242,16 +247,18 @@ def _known(run: RunFolder, model: Classifier, problem: Problem, say: Say) -> tup
     if not keeps_features:
         total = sum(min(_MOST_IMAGES, len(split)) for split in (problem.train, problem.val))
         say(f"computing the features of {counted(total, 'image')}")
-    train = _rows(problem.train, backbone, config.train.precision, most)[0]
+    train, train_indices = _rows(problem.train, backbone, config.train.precision, most or _MOST_TRAIN)
+    labels = problem.train.labels[train_indices]
     if len(problem.val) == 0:
         say(f"{run.path} has no validation images: its training images choose how high the new scores lie")
-        return Known(train, train), None
+        return Known(train, labels, train), None
     val, val_indices = _rows(problem.val, backbone, config.train.precision, most)
+    known = Known(train, labels, val[:: math.ceil(len(val) / _MOST_VAL)])
     if not keeps_features or len(problem.test) == 0:
-        return Known(train, val), None
+        return known, None
     test, test_indices = _rows(problem.test, backbone, config.train.precision, most)
     splits = {"val": (problem.val, val, val_indices), "test": (problem.test, test, test_indices)}
-    return Known(train, val), {name: (_Part(split.labels[at], at), rows) for name, (split, rows, at) in splits.items()}
+    return known, {name: (_Part(split.labels[at], at), rows) for name, (split, rows, at) in splits.items()}
 
 
 @torch.inference_mode()
@@ -268,72 +275,6 @@ def _rows(split: Split, backbone: nn.Module, precision: str, most: int | None) -
     if not found:
         raise ShortlistError("none of the images of the run could be read")
     return torch.cat(found).clone(), torch.cat(places)
-
-
-@torch.no_grad()
-def extended_head(
-    head: nn.Module, means: Tensor, known: Known, k: int, correct: Callable[[Tensor], Tensor] = lambda scores: scores
-) -> nn.Module:
-    """The last layer with more classes; the weights of the others stay as they are.
-
-    Args:
-        head: A linear or cosine layer.
-        means: ``(M, d)`` mean features of the new classes; for a cosine layer, of unit features.
-        known: Features of images of the old classes.
-        k: A new class must be among the first ``k`` as often as an old one is on average.
-        correct: What is done to ``(N, L + M)`` scores before they are compared.
-    """
-    is_cosine = isinstance(head, CosineLinear)
-    train, val = ((unit_rows(rows.double()) if is_cosine else rows.double()) for rows in (known.train, known.val))
-    old: Tensor = head(known.val).double()
-    count, centre = old.shape[1], train.mean(0)
-    spread = (train - centre).T @ (train - centre) / len(train)
-    ridge = (_SHRINKAGE * spread.diagonal().mean()).clamp(min=1e-12) * torch.eye(len(spread), dtype=spread.dtype)
-    towards = torch.linalg.solve(spread + ridge, (means.double() - centre).T).T
-    share = k / count
-
-    def corrected(new: Tensor) -> tuple[Tensor, Tensor]:
-        """What an old class must have to be among the first k, and ``(N, M)`` scores of the new classes."""
-        scores = correct(torch.cat((old, new), 1).float()).double()
-        return scores[:, :count].topk(k).values[:, -1:], scores[:, count:]
-
-    if not is_cosine:
-        deviation = old.std(0).median() if len(old) > 1 else old.new_ones(())
-        size = (val - centre) @ towards.T
-        towards = towards * (deviation / size.std(0, correction=0).clamp(min=1e-12)).unsqueeze(1)
-        places, new = corrected((val - centre) @ towards.T)
-        offset = torch.quantile(places - new, share, dim=0) - towards @ centre
-        return _with_rows(head, towards, offset)
-
-    alike = unit_rows(torch.linalg.solve(spread + ridge, centre))
-    apart = unit_rows(towards - (towards @ alike).unsqueeze(1) * alike)
-    learnt = head.log_scale if isinstance(head, ScaledCosine) else None
-    fixed = head.scale if isinstance(head, ScaledCosine) else 1.0
-    scale = fixed if learnt is None else learnt.exp().item()
-    along, across = scale * (val @ alike).unsqueeze(1), scale * val @ apart.T
-    # From straight apart outwards: of angles that do as well, the first keeps most of what tells the class apart.
-    angles = torch.linspace(-math.pi / 2, math.pi / 2, _ANGLES, dtype=torch.float64)
-    best, error = torch.zeros(len(apart), dtype=torch.float64), torch.full((len(apart),), math.inf).double()
-    places, shift = corrected(torch.zeros_like(across))  # once: a correction adds a number to the scores of a class
-    for angle in sorted(angles.tolist(), key=abs):
-        new = math.cos(angle) * across + math.sin(angle) * along + shift
-        missed = ((new > places).double().mean(0) - share).abs()
-        best, error = torch.where(missed < error, angle, best), torch.minimum(missed, error)
-    turned = best.cos().unsqueeze(1) * apart + best.sin().unsqueeze(1) * alike
-    length = head.get_parameter("weight").norm(dim=1).mean()
-    return _with_rows(head, turned * length, None)
-
-
-def _with_rows(head: nn.Module, rows: Tensor, offset: Tensor | None) -> nn.Module:
-    weight = head.get_parameter("weight")
-    extended: Any = copy.deepcopy(head)
-    extended.weight = nn.Parameter(torch.cat((weight, rows.to(weight.dtype))))
-    extended.out_features = len(extended.weight)
-    if offset is not None:
-        bias = head.get_parameter("bias")
-        extended.bias = nn.Parameter(torch.cat((bias, offset.to(bias.dtype))))
-    found: nn.Module = extended
-    return found
 
 
 @torch.no_grad()
@@ -361,13 +302,12 @@ def _whole_folder(target: Path) -> Iterator[tuple[RunFolder, Callable[[str, Any]
         raise
 
 
-def _tell(run: RunFolder, target: Path, *, has_scores: bool, say: Say) -> None:
-    say(f"{target} has no test result of its own: that of {run.path} is not its result")
-    if not run.has(CALIBRATION):
-        return
-    remedy = (
-        f"run `shortlist calibrate {target}`; its sets then promise nothing for the new classes"
-        if has_scores
-        else "for a new one, train again with the new classes"
-    )
-    say(f"the calibration of {run.path} does not hold for more classes and is left out: {remedy}")
+def _tell(run: RunFolder, child: RunFolder, say: Say) -> None:
+    say(f"{child.path} has no test result of its own: that of {run.path} is not its result")
+    if child.has(CALIBRATION):
+        say("calibrated anew on images of the old classes: sets promise nothing for the new ones")
+    elif run.has(CALIBRATION):
+        say(
+            f"the calibration of {run.path} does not hold for more classes and is left out: for a new one, train "
+            "again with the new classes"
+        )

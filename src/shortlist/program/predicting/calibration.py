@@ -18,7 +18,7 @@ from shortlist.program.predicting.reliability import calibration_error, reliabil
 from shortlist.program.runs.card import write_card
 from shortlist.program.runs.checks import is_number, is_text, is_whole
 from shortlist.program.runs.folder import BEST, RunFolder, file_digest
-from shortlist.program.runs.records import read_classes
+from shortlist.program.runs.records import read_added, read_classes
 from shortlist.program.runs.scores import Scores, read_scores
 from shortlist.program.seeds import mix_seed
 from shortlist.sets import Method, PredictionSets
@@ -76,9 +76,12 @@ def calibrate(run: RunFolder, seed: int = 0) -> Calibration:
     if len(val.labels) == 0 or len(test.labels) < 2:
         raise ShortlistError(f"{run.path} cannot be calibrated: it needs a validation image and two test images")
     log_share = _log_share(counts)
-    slope, prior = _likeliest(torch.stack((val.scores.double(), log_share.expand_as(val.scores)), 2), val.labels)
-    labels_alone = log_share.expand(len(val.labels), -1).unsqueeze(2)
-    (imbalance,) = _likeliest(labels_alone, val.labels)
+    # No image is of a class that was added after training. Fitted with them, such classes would get no probability.
+    added = read_added(run)
+    trained = len(counts) - (len(added.classes) if added else 0)
+    of_trained = log_share[:trained].expand(len(val.labels), -1)
+    slope, prior = _likeliest(torch.stack((val.scores[:, :trained].double(), of_trained), 2), val.labels)
+    (imbalance,) = _likeliest(of_trained.unsqueeze(2), val.labels)
     is_kept = half_of_each_class(test.labels, seed)
     found = Calibration(
         temperature=1 / slope,
@@ -94,7 +97,7 @@ def calibrate(run: RunFolder, seed: int = 0) -> Calibration:
     probabilities = log_probabilities(test.scores[~is_kept], found, counts).exp()
     found = dataclasses.replace(found, error=_errors(probabilities, test.labels[~is_kept], counts))
     run.write_json(FILE, dataclasses.asdict(found))
-    if run.finished:
+    if run.is_usable:
         write_card(run)
     return found
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from shortlist.errors import ShortlistError
-from shortlist.program.runs.folder import BEST, RunFolder
+from shortlist.program.runs.folder import ADDED, BEST, RunFolder
 
 _ADDRESS = re.compile(r"hf:/{1,2}([^/@]+/[^/@]+)(?:@([^@]+))?")  # of "//", a Path keeps one
 CONFIG, RESULT, CARD, CALIBRATION, SCORES = (
@@ -19,7 +19,7 @@ CONFIG, RESULT, CARD, CALIBRATION, SCORES = (
     "scores.safetensors",
 )
 AS_THEY_ARE = (BEST, "classes.json", "preprocess.json", "correction.json", CALIBRATION)
-FILES = (CONFIG, RESULT, CARD, *AS_THEY_ARE, SCORES)
+FILES = (CONFIG, RESULT, ADDED, CARD, *AS_THEY_ARE, SCORES)
 """What a predictor needs, and the card."""
 PICTURES = ("examples.zip", "pictures/*")
 """Small copies of training and test images."""

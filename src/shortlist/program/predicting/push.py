@@ -27,15 +27,15 @@ from shortlist.program.predicting.hub_runs import (
 )
 from shortlist.program.predicting.predictor import Predictor
 from shortlist.program.runs.card import card_text
-from shortlist.program.runs.folder import RunFolder
-from shortlist.program.runs.records import read_result
+from shortlist.program.runs.folder import ADDED, RunFolder
+from shortlist.program.runs.records import read_added, read_result
 
 
 def push_run(run: RunFolder, repository: str, *, public: bool = False, pictures: bool = False) -> str:
-    """Upload a finished run; returns its address on the web.
+    """Upload a run; returns its address on the web.
 
     Args:
-        run: The run.
+        run: A finished one, or one with added classes.
         repository: ``OWNER/NAME``. It is created if need be.
         public: Everybody may read it, and not its owner alone.
         pictures: Upload the pictures of the run too: small copies of test and training images.
@@ -47,7 +47,7 @@ def push_run(run: RunFolder, repository: str, *, public: bool = False, pictures:
     if not re.fullmatch(r"[\w.-]+/[\w.-]+", repository):
         raise ShortlistError(f"a repository must be OWNER/NAME, such as me/birds, got {repository!r}")
     check_package()
-    if not run.finished:
+    if not run.is_usable:
         raise ShortlistError(f"{run.path} has not finished: finish it with --resume, then push it")
     from huggingface_hub import HfApi, constants
 
@@ -75,19 +75,20 @@ def push_run(run: RunFolder, repository: str, *, public: bool = False, pictures:
 
 def _write_copy(run: RunFolder, folder: Path, address: HubAddress, *, pictures: bool) -> None:
     """Write what is pushed to an empty folder, and see that it can be loaded."""
-    config, result = run.config, read_result(run)
     copy = RunFolder(folder)
     for name in (*AS_THEY_ARE, *([SCORES] if run.has(CALIBRATION) else [])):  # sets rest on scores
         if run.has(name):
             write_file(folder / name, (run.path / name).read_bytes())
-    copy.write_json(CONFIG, to_dict(_without_paths(config)))
-    result = {name: value for name, value in result.items() if name != "skipped_files"}
-    copy.write_json(RESULT, result)
+    copy.write_json(CONFIG, to_dict(_without_paths(run.config)))
+    if run.finished:
+        copy.write_json(RESULT, {name: value for name, value in read_result(run).items() if name != "skipped_files"})
+    if added := read_added(run):
+        copy.write_json(ADDED, dataclasses.asdict(added) | {"parent": Path(added.parent).name})
     if pictures:
         for pattern in PICTURES:
             for path in run.path.glob(pattern):
                 write_file(folder / path.relative_to(run.path), path.read_bytes())
-    write_file(folder / CARD, _card(run, config, address, result).encode())
+    write_file(folder / CARD, _card(run, address).encode())
     try:
         Predictor(copy, "cpu")
     except ShortlistError as error:
@@ -104,13 +105,14 @@ def _without_paths(config: RunConfig) -> RunConfig:
     )
 
 
-def _card(run: RunFolder, config: RunConfig, address: HubAddress, result: dict[str, object]) -> str:
+def _card(run: RunFolder, address: HubAddress) -> str:
     from huggingface_hub import EvalResult, ModelCardData
 
+    config = run.config
     is_images = config.data.name != "embeddings"
     data = Path(config.data.root).name if config.data.is_named_by_root else config.data.name
+    result = read_result(run) if run.finished else {"test": {}}  # of added classes nothing is measured
     best = result.get("test_corrected") or result["test"]
-    assert isinstance(best, dict)
     shown = {
         f"top-{k} accuracy, mean over {of}": best.get(f"{average}_top{k}")
         for k in config.all_ks
@@ -121,7 +123,7 @@ def _card(run: RunFolder, config: RunConfig, address: HubAddress, result: dict[s
         library_name="shortlist",
         pipeline_tag="image-classification" if is_images else None,
         tags=["shortlist", "top-k", *([] if is_images else ["embeddings"])],
-        metrics=["accuracy"],
+        metrics=["accuracy"] if run.finished else None,
         model_name=name,
         eval_results=[
             EvalResult(

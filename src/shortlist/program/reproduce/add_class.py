@@ -1,9 +1,10 @@
-"""Classes added without training, beside a training with them: macro top-5 of the new and of the old classes.
+"""Classes added after training, beside a training with them: macro top-5 of the new and of the old classes.
 
 Twenty classes of feathers are held out. A frozen network is computed once, and every run is a last layer on its
 features, as a run on embeddings: it is the same training.
 """
 
+import itertools
 import json
 import tempfile
 import time
@@ -14,11 +15,14 @@ from typing import Any
 
 import numpy as np
 import torch
+from rich import box
+from rich.table import Table
 from torch import Tensor
 
 from shortlist.errors import ShortlistError
 from shortlist.program import recipes
 from shortlist.program.atomic_files import write_file
+from shortlist.program.compare.intervals import interval
 from shortlist.program.config import RunConfig, changed
 from shortlist.program.data.base import SPLITS, Problem, evaluation_plan
 from shortlist.program.predicting.add_class import add_classes
@@ -30,6 +34,7 @@ from shortlist.program.training.loop import train
 NAME = "add-class"
 RECIPE = "feathers_frozen"
 LOSSES = ("balanced_softmax", "imbalanced_noised_topk_hinge")
+SEEDS = (0, 1, 2)
 EPOCHS = 15
 _HELD_OUT, _FEWEST, _K = 20, 5, 5
 _PHOTOS = (1, 5, None)
@@ -41,6 +46,7 @@ Say = Callable[[str], None]
 class AddedResult:
     """Macro top-5 with new classes."""
 
+    seed: int
     loss: str
     how: str
     """without, trained or added."""
@@ -94,14 +100,19 @@ class _Data:
 
 
 def measure_additions(
-    root: str, *, results: Path, seed: int = 0, losses: Sequence[str] = LOSSES, say: Say = lambda message: None
-) -> Path:
+    root: str,
+    *,
+    results: Path,
+    seeds: Sequence[int] = SEEDS,
+    losses: Sequence[str] = LOSSES,
+    say: Say = lambda message: None,
+) -> list[AddedResult]:
     """Train with and without the held-out classes, add them, and write what the test images say of both.
 
     Args:
         root: Of the data; empty for the usual place.
         results: Folder of the file.
-        seed: Of the trainings, and of which classes are held out.
+        seeds: Of the trainings, and of which classes are held out.
         losses: Their names.
         say: Called with messages.
     """
@@ -109,19 +120,44 @@ def measure_additions(
     found: list[AddedResult] = []
     with tempfile.TemporaryDirectory() as name:
         work = Path(name)
-        data = _held_out(build(recipe, work / "features").problem, seed)
-        for loss in losses:
+        problem = build(recipe, work / "features").problem
+        for seed, loss in itertools.product(seeds, losses):
             config = changed(
                 recipes.with_loss(recipe, loss),
                 {"model.frozen": False, "model.weights": "", "model.name": "none", "data.name": "embeddings"}
                 | {"data.fit": "crop", "data.image_size": 0, "train.epochs": EPOCHS, "seed": seed},
             )
-            found += _measured(config, data, work / loss, say)
+            found += _measured(config, _held_out(problem, seed), work / f"{loss}-{seed}", say)
     path = results / f"{NAME}.json"
     lines = ",\n".join(json.dumps(asdict(result), allow_nan=False) for result in found)
     path.parent.mkdir(parents=True, exist_ok=True)
     write_file(path, f"[\n{lines}\n]\n".encode())
-    return path
+    return found
+
+
+def table(found: Sequence[AddedResult]) -> Table:
+    """Means over seeds with 95 % intervals: a row for each loss, way and number of photos."""
+    shown = Table(box=box.SIMPLE, pad_edge=False)
+    for name in ("loss", "how", "photos", "new", "old", "seconds at most"):
+        shown.add_column(name, justify="left" if name in ("loss", "how") else "right")
+    setups: dict[tuple[str, str, int | None], list[AddedResult]] = {}
+    for result in found:
+        setups.setdefault((result.loss, result.how, result.photos), []).append(result)
+    for (loss, how, photos), results in setups.items():
+        new = [result.new for result in results if result.new is not None]
+        shown.add_row(
+            *(loss, how, "all" if photos is None else str(photos)),
+            *(_mean(values) for values in (new, [result.old for result in results])),
+            f"{max(result.seconds for result in results):.1f}",
+        )
+    return shown
+
+
+def _mean(values: Sequence[float]) -> str:
+    found = interval(values)
+    if found is None:
+        return ""
+    return f"{found.mean:.1f}" if found.half is None else f"{found.mean:.1f} ± {found.half:.1f}"
 
 
 def _measured(config: RunConfig, data: _Data, work: Path, say: Say) -> list[AddedResult]:
@@ -135,7 +171,7 @@ def _measured(config: RunConfig, data: _Data, work: Path, say: Say) -> list[Adde
 
     def result(how: str, photos: int | None, run: RunFolder, seconds: float) -> AddedResult:
         new, old = _accuracy(run, data)
-        found = AddedResult(config.loss.name, how, photos, new, old, round(seconds, 1))
+        found = AddedResult(config.seed, config.loss.name, how, photos, new, old, round(seconds, 1))
         say(json.dumps(asdict(found)))
         return found
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from shortlist.program.config import RunConfig
 from shortlist.program.runs.folder import RunFolder
-from shortlist.program.runs.records import Added, read_classes, read_correction, read_facts, read_result
+from shortlist.program.runs.records import Added, read_added, read_classes, read_correction, read_facts, read_result
 from shortlist.program.text import counted, printable
 
 FILE = "README.md"
@@ -33,42 +33,43 @@ def write_card(run: RunFolder, result: Mapping[str, Any] | None = None) -> None:
 
 def card_text(run: RunFolder, result: Mapping[str, Any] | None = None, *, name: str = "", place: str = "") -> str:
     """The card, for a run that is called by another name, or lies in another place."""
-    return "\n\n".join(_parts(run, result or read_result(run), name, place)) + "\n"
-
-
-def added_card(run: RunFolder, name: str, added: Added) -> str:
-    """The card of a run with classes that were added without training; it will be called ``name``."""
-    config, count = run.config, len(read_classes(run).names)
-    new = [
-        f"- {_plain(of)}: {counted(photos, 'photo')}" for of, photos in zip(added.classes, added.photos, strict=True)
-    ]
-    parts = (
-        f"# {_plain(name)}: {counted(config.loss.largest_k, 'suggestion')} among {counted(count, 'class', 'classes')}",
-        f"A classifier by [shortlist](https://github.com/shortlist-ml/shortlist): {_plain(added.parent)} (weights "
-        f"`{added.parent_sha256[:16]}`) with more classes, added without training.",
-        "## New classes",
-        "\n".join(new),
-        "## Accuracy",
-        "Not measured. The test result of the other run is not that of this one.",
-        "## Use it",
-        f'```python\nimport shortlist as sl\n\npredictor = sl.load("FOLDER")  # this one\n{_call(config)}\n```',
-    )
-    return "\n\n".join(parts) + "\n"
-
-
-def _parts(run: RunFolder, result: Mapping[str, Any], name: str, place: str) -> Iterator[str]:
-    config, classes = run.config, read_classes(run)
-    k, count = config.loss.largest_k, len(classes.names)
     name, place = _plain(name or run.path.resolve().name), place or "FOLDER"
-    yield f"# {name}: {counted(k, 'suggestion')} among {counted(count, 'class', 'classes')}"
+    added = read_added(run)
+    parts = _added(run, added) if added else _trained(run, result or read_result(run))
+    title = f"# {name}: {counted(run.config.loss.largest_k, 'suggestion')} among "
+    title += counted(len(read_classes(run).names), "class", "classes")
+    return "\n\n".join((title, *parts, *_use(run.config, place))) + "\n"
+
+
+def _added(run: RunFolder, added: Added) -> Iterator[str]:
+    """Of a run with classes that were added after training."""
+    yield (
+        f"A classifier by [shortlist](https://github.com/shortlist-ml/shortlist): {_plain(Path(added.parent).name)} "
+        f"(weights `{added.parent_sha256[:16]}`) with more classes. Their weights were learnt in seconds, from a few "
+        "photos; all others are as before."
+    )
+    yield "## New classes"
+    new = zip(added.classes, added.photos, strict=True)
+    yield "\n".join(f"- {_plain(name)}: {counted(photos, 'photo')}" for name, photos in new)
+    yield "## Accuracy"
+    yield "Not measured. The test result of the other run is not that of this one."
+    yield "## How sure it is"
+    yield _calibration(run)
+
+
+def _trained(run: RunFolder, result: Mapping[str, Any]) -> Iterator[str]:
+    config = run.config
     yield f"A classifier by [shortlist](https://github.com/shortlist-ml/shortlist). {_trained_how(run, config)}"
     yield "## Data"
-    yield _data(run, config, classes.train_images)
+    yield _data(run, config, read_classes(run).train_images)
     yield "## Accuracy on the test images"
     yield _table(config, result)
     yield _remarks(run)
     yield "## How sure it is"
     yield _calibration(run)
+
+
+def _use(config: RunConfig, place: str) -> Iterator[str]:
     yield "## Use it"
     remark = "  # this one" if place == "FOLDER" else ""
     yield f'```python\nimport shortlist as sl\n\npredictor = sl.load("{place}"){remark}\n{_call(config)}\n```'

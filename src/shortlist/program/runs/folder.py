@@ -16,7 +16,7 @@ test_*             predictions and accuracy by class on the test images, of unco
 correction.json    the correction of the scores for the prior, and what it rests on (absent without)
 calibration.json   how scores become probabilities, and what sets rest on (absent without)
 examples.zip       small training images of each class, if somebody serves the run with them
-added.json         which classes were added without training, and to which run (absent without; then there is no result)
+added.json         which classes were added after training, and to which run (absent without; then there is no result)
 README.md          the model card, made from the other files
 final.json         the result, written last: its presence means that the run has finished
 """
@@ -93,6 +93,11 @@ class RunFolder:
     def finished(self) -> bool:
         return self.has("final.json")
 
+    @property
+    def is_usable(self) -> bool:
+        """True if its weights are final: it has finished, or has classes that were added after training."""
+        return self.finished or self.has(ADDED)
+
     # Claims
 
     @contextmanager
@@ -132,7 +137,7 @@ class RunFolder:
 
     def _check_claim(self, config: RunConfig, *, resume: bool) -> None:
         if self.has(ADDED):
-            raise ShortlistError(f"{self.path} has classes that were added without training: train in another folder")
+            raise ShortlistError(f"{self.path} has classes that were added after training: train in another folder")
         if self._has_training:
             if found := differences(self.config, config):
                 raise ShortlistError(

@@ -55,10 +55,10 @@ class Correction:
 
 @dataclass(frozen=True)
 class Added:
-    """Classes that a run was given without training."""
+    """Classes that a run was given after training, perhaps in several additions."""
 
     parent: str
-    """Folder of the run that they were added to."""
+    """Folder of the run that the last of them were added to."""
     parent_sha256: str
     """Checksum of its weights."""
     classes: tuple[str, ...]
@@ -121,7 +121,7 @@ def read_preprocess(run: RunFolder) -> Preprocess:
 
 
 def read_added(run: RunFolder) -> Added | None:
-    """The classes that were added to a run last; None for a run that was trained."""
+    """The classes that were added to a run; None for a run that was trained."""
     if not run.has(ADDED):
         return None
     record = _Record(run, ADDED)

@@ -49,7 +49,7 @@ def read_scores(run: RunFolder, split: str) -> Scores:
     path = run.path / FILE
     if not path.is_file() and run.has(ADDED):
         raise ShortlistError(
-            f"{run.path} has no {FILE}: classes were added to it without training, and its network would have to see "
+            f"{run.path} has no {FILE}: classes were added to it after training, and its network would have to see "
             "all images again; for a calibration, train again with the new classes"
         )
     if not path.is_file():
