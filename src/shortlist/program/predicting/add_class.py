@@ -251,9 +251,10 @@ def _known(run: RunFolder, model: Classifier, problem: Problem, say: Say) -> tup
     labels = problem.train.labels[train_indices]
     if len(problem.val) == 0:
         say(f"{run.path} has no validation images: its training images choose how high the new scores lie")
-        return Known(train, labels, train), None
+        return Known(train, labels, train, labels), None
     val, val_indices = _rows(problem.val, backbone, config.train.precision, most)
-    known = Known(train, labels, val[:: math.ceil(len(val) / _MOST_VAL)])
+    some = slice(None, None, math.ceil(len(val) / _MOST_VAL))
+    known = Known(train, labels, val[some], problem.val.labels[val_indices][some])
     if not keeps_features or len(problem.test) == 0:
         return known, None
     test, test_indices = _rows(problem.test, backbone, config.train.precision, most)

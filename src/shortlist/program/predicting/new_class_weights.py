@@ -7,8 +7,10 @@
    training images that the new classes come closest to. Old weights cannot move, so the old scores of these images are
    computed once, and the steps take seconds.
 3. **Place.** How high the new scores lie is chosen on validation images of the old classes: a new class must be among
-   their first K as often as an old class is on average. A linear layer has a bias for that. A cosine layer has none:
-   there the weights are turned towards or away from the mean of all features.
+   their first K as often as old classes are for images that are not theirs. A linear layer has a bias for that. A cosine
+   layer has none: there the weights are turned towards or away from the mean of all features. The weights of a linear
+   layer are also made shorter until the new class is not more often first than old classes wrongly are: learnt from few
+   photos, they are too sure of themselves.
 
 Without the last step, a class of few photos is hardly ever suggested; without the second, one of many photos is told
 apart from its look-alikes less well than a training does.
@@ -31,6 +33,7 @@ _STEP_SIZE = 0.1  # of the root mean square of a weight, for Adam
 _TRUSTED = 10  # a class of so many photos goes half as far
 _NEAREST, _FEWEST_NEAREST = 4000, 200  # training images of old classes: of all new classes together, of one at least
 _ANGLES = 721  # tried for a cosine layer
+_LENGTHS = (1.0, 0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3)  # tried for the weights of a linear layer
 _ROWS_AT_ONCE = 4096  # that all classes are scored for
 
 Correct = Callable[[Tensor], Tensor]
@@ -46,6 +49,8 @@ class Known:
     """``(N,)`` their labels."""
     val: Tensor
     """``(N, d)``, of images that the height of the new scores is chosen on."""
+    val_labels: Tensor
+    """``(N,)`` their labels."""
 
 
 def extended_head(
@@ -63,12 +68,12 @@ def extended_head(
         photos: ``(N, d)`` features of the photos of each new class.
         known: Of the old classes.
         loss: For all classes, the new ones last.
-        k: A new class must be among the first ``k`` as often as an old one is on average.
+        k: A new class must be among the first ``k`` as often as old ones are for images of other classes.
         correct: What is done to ``(N, L + M)`` scores before they are compared: a number is added to those of a class.
     """
     place = _Placement(head, known, k, correct, len(photos))
     new = place(_start(head, photos, known))
-    new = place(_learnt(new, head, photos, known, loss, k))
+    new = place(_learnt(new, head, photos, known, loss, k), _LENGTHS)
     return _with_rows(head, *(torch.cat((old, more)) for old, more in zip(_rows(head), _rows(new), strict=True)))
 
 
@@ -132,26 +137,41 @@ def _nearest(new: nn.Module, head: nn.Module, known: Known, k: int) -> Tensor:
 
 
 class _Placement:
-    """Makes each new class as frequent among the first k of the validation images as an old one is on average."""
+    """Makes new classes as frequent among the first k of validation images as old ones are for images of others."""
 
     @torch.no_grad()
     def __init__(self, head: nn.Module, known: Known, k: int, correct: Correct, count_new: int) -> None:
         old: Tensor = head(known.val)
-        scores = correct(torch.cat((old, old.new_zeros(len(old), count_new)), 1))
         count = old.shape[1]
-        self._share = k / count
+        scores = correct(torch.cat((old, old.new_zeros(len(old), count_new)), 1))
+        best = scores[:, :count].topk(k).values
+        is_right = (scores.gather(1, known.val_labels.unsqueeze(1)) >= best).double().mean(0)
+        others = max(count - 1, 1)
+        self._share_first = (1 - is_right[0].item()) / others
+        self._share = (k - is_right[-1].item()) / others
         # What the plain score of a new class must exceed: a correction adds a number to the scores of a class.
-        self._limit = scores[:, :count].topk(k).values[:, -1:] - scores[:, count:]
+        self._limit_first, self._limit = (best[:, place, None] - scores[:, count:] for place in (0, -1))
         self._val, self._centre = known.val, _inputs(head, known.train).mean(0)
 
     @torch.no_grad()
-    def __call__(self, new: nn.Module) -> nn.Module:
+    def __call__(self, new: nn.Module, lengths: Sequence[float] = (1.0,)) -> nn.Module:
+        """The same layer at the right height. Of a linear layer, with the greatest length of weights that will do."""
         if _is_cosine(new):
             return self._turned(new)
         weight, bias = _rows(new)
-        missing = (self._limit - new(self._val)).T
-        # One class after another: torch takes no quantiles of more than 16 million numbers at once.
-        return _with_rows(new, weight, bias + torch.stack([torch.quantile(row, self._share) for row in missing]))
+        scores = new(self._val) - bias
+        best_length, best_height, error = (torch.full_like(bias, value) for value in (1.0, 0.0, math.inf))
+        for length in lengths:
+            missing = (self._limit - length * scores).T
+            # One class after another: torch takes no quantiles of more than 16 million numbers at once.
+            height = torch.stack([torch.quantile(row, self._share) for row in missing])
+            is_first = length * scores + height > self._limit_first
+            too_often = (is_first.float().mean(0) - self._share_first).clamp(min=0)
+            is_better = too_often < error
+            best_length = torch.where(is_better, length, best_length)
+            best_height = torch.where(is_better, height, best_height)
+            error = torch.minimum(too_often, error)
+        return _with_rows(new, best_length.unsqueeze(1) * weight, best_height)
 
     def _turned(self, new: nn.Module) -> nn.Module:
         alike = unit_rows(self._centre)
