@@ -279,8 +279,8 @@ def test_a_run_with_added_classes_is_pushed_without_a_result(
         for home in (tmp_path, vectors_run.path.parent):
             assert str(home).encode() not in content, name
     assert json.loads(files["added.json"])["parent"] == vectors_run.path.name
-    card = huggingface_hub.ModelCard(files["README.md"].decode())
-    assert isinstance(card.data, huggingface_hub.ModelCardData)
+    card = ModelCard(files["README.md"].decode())
+    assert isinstance(card.data, ModelCardData)
     assert not card.data.eval_results
     assert "owl" in card.text
     vectors = np.load(vectors_run.config.data.root)["test_x"][:20]

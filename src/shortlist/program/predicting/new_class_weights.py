@@ -7,10 +7,10 @@
    training images that the new classes come closest to. Old weights cannot move, so the old scores of these images are
    computed once, and the steps take seconds.
 3. **Place.** How high the new scores lie is chosen on validation images of the old classes: a new class must be among
-   their first K as often as old classes are for images that are not theirs. A linear layer has a bias for that. A cosine
-   layer has none: there the weights are turned towards or away from the mean of all features. The weights of a linear
-   layer are also made shorter until the new class is not more often first than old classes wrongly are: learnt from few
-   photos, they are too sure of themselves.
+   their first K as often as old classes are for images that are not theirs. A linear layer has a bias for that. A
+   cosine layer has none: there the weights are turned towards or away from the mean of all features. The weights of a
+   linear layer are also made shorter until the new class is first no more often than old classes wrongly are: learnt
+   from few photos, they are too sure.
 
 Without the last step, a class of few photos is hardly ever suggested; without the second, one of many photos is told
 apart from its look-alikes less well than a training does.
