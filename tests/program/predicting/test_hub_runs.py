@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import huggingface_hub.constants  # not loaded by the package itself
+import huggingface_hub.file_download
 import numpy as np
 import pytest
 
@@ -45,9 +46,9 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
     """A hub that is reached by the user ``me``, with an empty cache."""
     with hub_server() as hub:
         constants = huggingface_hub.constants
-        monkeypatch.setattr(
-            constants, "HUGGINGFACE_CO_URL_TEMPLATE", hub.address + "/{repo_id}/resolve/{revision}/{filename}"
-        )
+        files = hub.address + "/{repo_id}/resolve/{revision}/{filename}"
+        for module in (constants, huggingface_hub.file_download):  # versions below 1 keep a copy of it
+            monkeypatch.setattr(module, "HUGGINGFACE_CO_URL_TEMPLATE", files, raising=False)
         monkeypatch.setattr(constants, "ENDPOINT", hub.address)
         monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
         monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
