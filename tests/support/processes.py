@@ -24,6 +24,7 @@ def run_ranks(work: Callable[[int, int, Path], None], count: int, folder: Path) 
 
 def _run_rank(rank: int, count: int, folder: Path, work: Callable[[int, int, Path], None]) -> None:
     warnings.simplefilter("error")
+    warnings.filterwarnings("ignore", "TypedStorage is deprecated", UserWarning)  # by checkpoints of torch 2.8 itself
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/store of {count}", rank=rank, world_size=count)
     try:

@@ -110,7 +110,8 @@ def _check_real(name: str, value: float, rule: str, dtype: torch.dtype | None) -
     if not is_number or isinstance(value, bool) or not value < math.inf:
         raise ShortlistError(f"{name} must be a finite number {rule}, got {value!r}")
     largest = torch.finfo(dtype or torch.float64).max
-    number = value if isinstance(value, int | float) else float(value)  # NumPy compares in its own dtype
+    # NumPy compares in its own dtype. A tuple of types: torch 2.8 cannot trace int | float.
+    number = value if isinstance(value, (int, float)) else float(value)
     if number > largest:
         in_dtype = "" if dtype is None else f" for arithmetic in {dtype}"
         raise ShortlistError(f"{name} must be at most {largest:.2g}{in_dtype}, got {_short(value)}")

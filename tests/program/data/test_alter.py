@@ -101,7 +101,8 @@ def test_parts_are_disjoint_complete_and_stratified(sizes: list[int], fraction: 
     for part in found[1:]:
         counts = torch.bincount(labels[part], minlength=len(sizes)).tolist()
         for count, size in zip(counts, sizes, strict=True):
-            assert count == max(1, round(size * fraction))
+            assert count >= 1
+            assert abs(count - max(1, size * fraction)) <= 0.5 + 1e-5  # to the nearest, in float32
 
 
 def test_the_seed_decides() -> None:

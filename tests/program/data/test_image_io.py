@@ -44,7 +44,8 @@ def test_every_usual_format_is_read(tmp_path: Path, suffix: str, channels: int) 
     ("mode", "suffix"), [("1", "png"), ("L", "png"), ("P", "png"), ("CMYK", "jpg"), ("YCbCr", "tif")]
 )
 def test_every_mode_becomes_rgb(tmp_path: Path, mode: str, suffix: str) -> None:
-    path = saved(tmp_path / f"a.{suffix}", Image.new("RGB", (9, 9), "white").convert(mode))
+    settings = {"compression": "tiff_lzw"} if suffix == "tif" else {}  # Pillow 12 cannot read its own without
+    path = saved(tmp_path / f"a.{suffix}", Image.new("RGB", (9, 9), "white").convert(mode), **settings)
     read = read_image(path, 3)
     assert read.mode == "RGB"
     np.testing.assert_allclose(np.asarray(read)[4, 4], (255, 255, 255), atol=3)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from huggingface_hub import ModelCard, ModelCardData, constants
+from huggingface_hub import ModelCard, ModelCardData, constants, file_download
 
 import shortlist as sl
 from shortlist import ShortlistError
@@ -44,9 +44,9 @@ def vectors_run(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
 def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
     """A hub that is reached by the user ``me``, with an empty cache."""
     with hub_server() as hub:
-        monkeypatch.setattr(
-            constants, "HUGGINGFACE_CO_URL_TEMPLATE", hub.address + "/{repo_id}/resolve/{revision}/{filename}"
-        )
+        files = hub.address + "/{repo_id}/resolve/{revision}/{filename}"
+        for module in (constants, file_download):  # versions below 1 keep a copy of it
+            monkeypatch.setattr(module, "HUGGINGFACE_CO_URL_TEMPLATE", files, raising=False)
         monkeypatch.setattr(constants, "ENDPOINT", hub.address)
         monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
         monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)

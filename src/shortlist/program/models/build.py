@@ -96,7 +96,14 @@ def glyphnet(channels: int) -> nn.Sequential:
     for width, stride in ((32, 2), (64, 2), (128, 1)):
         layers += [nn.Conv2d(channels, width, 3, stride, 1, bias=False), nn.GroupNorm(8, width), nn.ReLU()]
         channels = width
-    return nn.Sequential(*layers, nn.AdaptiveMaxPool2d(1), nn.Flatten())
+    return nn.Sequential(*layers, _LargestOfAll(1), nn.Flatten())
+
+
+class _LargestOfAll(nn.AdaptiveMaxPool2d):
+    """The largest value of each channel. torch 2.8 cannot write the pooling to an ONNX file."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.amax((-2, -1), keepdim=True) if torch.compiler.is_exporting() else super().forward(x)
 
 
 def _from_timm(config: ModelConfig, input_shape: tuple[int, ...]) -> tuple[nn.Module, int]:
