@@ -11,6 +11,7 @@ import select
 import signal
 import sys
 import tempfile
+import threading
 import traceback
 import warnings
 from collections.abc import Callable
@@ -19,6 +20,8 @@ from pathlib import Path
 from typing import IO
 
 import torch
+
+_FORKING = threading.Lock()  # packages prepare for a fork, and filelock refuses a second at the same time
 
 # What commands import only when they need it.
 _IMPORTED_LATE = (
@@ -75,7 +78,8 @@ def run_forked(work: Callable[[], object], *, seconds: float, kill_after: float 
         with warnings.catch_warnings():
             # From Python 3.12 on a fork beside threads, such as those of pytest-xdist, warns.
             warnings.simplefilter("ignore", DeprecationWarning)
-            child = os.fork()
+            with _FORKING:
+                child = os.fork()
         if child == 0:
             _be_the_child(work, out, err)
         asked = kill_after is not None and not _wait(child, kill_after)

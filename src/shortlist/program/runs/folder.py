@@ -306,9 +306,9 @@ class RunFolder:
 
         buffer = io.BytesIO()
         torch.save(state, buffer)
-        content = buffer.getbuffer()
-        name = f"checkpoints/{step:09d}-{_digest(content)}.pt"
-        self.write_file(name, content)
+        with buffer.getbuffer() as content:  # released here, or an error would leave the buffer unable to close
+            name = f"checkpoints/{step:09d}-{_digest(content)}.pt"
+            self.write_file(name, content)
         path = self.path / name
         present = sorted(found for found in path.parent.glob("*.pt") if found.is_file())
         # Checkpoints of later steps are damaged, or training would have continued from there.

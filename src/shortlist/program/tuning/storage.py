@@ -8,7 +8,7 @@ from typing import Any
 
 from optuna.storages import BaseStorage, JournalStorage, RDBStorage
 from optuna.storages.journal import JournalFileBackend, JournalFileSymlinkLock
-from sqlalchemy import event, make_url
+from sqlalchemy import NullPool, event, make_url
 from sqlalchemy.exc import DBAPIError
 
 from shortlist.errors import ShortlistError
@@ -81,10 +81,10 @@ def _open_database(url: str) -> BaseStorage:
         return _with_tables(url, {})
     if make_url(url).database in (None, "", ":memory:"):
         raise ShortlistError("the URL must name a file, such as sqlite:///study.db")
-    storage = _with_tables(url, {"connect_args": {"timeout": 60}})
+    # No pool: a connection is closed after each use. Nobody would close those of a pool, and Python 3.13 warns of it.
+    storage = _with_tables(url, {"connect_args": {"timeout": 60}, "poolclass": NullPool})
     # SQLite locks at the first write of a transaction. Two processes could read that a trial is waiting, and both take
     # it.
-    storage.engine.dispose()
     event.listen(storage.engine, "connect", lambda connection, _: setattr(connection, "isolation_level", None))
     event.listen(storage.engine, "begin", lambda connection: connection.exec_driver_sql("BEGIN IMMEDIATE"))
     return storage
