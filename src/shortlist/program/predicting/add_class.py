@@ -94,10 +94,9 @@ def add_classes(
         fitted = prior_correction(counts)
         fitted.tau.fill_(correction.tau)
         correct = fitted
-    k = min(run.config.loss.largest_k, len(classes.names))
     loss = run.config.loss.build(torch.tensor(counts).clamp(min=1))
     set_class_weights(loss, run.config, torch.tensor(counts), run.config.train.epochs)
-    head = extended_head(model.head, [*features.values()], known, loss, k, correct)
+    head = extended_head(model.head, [*features.values()], known, loss, run.config.loss.largest_k, correct)
     if not all(bool(parameter.isfinite().all()) for parameter in head.parameters()):
         raise ShortlistError(f"the weights of {some_of([*features])} are no finite numbers: the features are too large")
     extended = Classifier(model.backbone, head)

@@ -68,9 +68,11 @@ def extended_head(
         photos: ``(N, d)`` features of the photos of each new class.
         known: Of the old classes.
         loss: For all classes, the new ones last.
-        k: A new class must be among the first ``k`` as often as old ones are for images of other classes.
+        k: A new class must be among the first ``k`` as often as old ones are for images of other classes. Of few
+            classes, all but one: every class is among the first of all.
         correct: What is done to ``(N, L + M)`` scores before they are compared: a number is added to those of a class.
     """
+    k = max(min(k, len(_rows(head)[0]) - 1), 1)
     place = _Placement(head, known, k, correct, len(photos))
     new = place(_start(head, photos, known))
     new = place(_learnt(new, head, photos, known, loss, k), _LENGTHS)
