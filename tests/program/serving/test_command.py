@@ -13,10 +13,13 @@ import httpx
 import pytest
 
 from shortlist.program.cli import main as cli
+from shortlist.program.predicting.calibration import calibrate
 from shortlist.program.predicting.predictor import Predictor
 from shortlist.program.runs.folder import RunFolder
+from shortlist.program.runs.scores import Scores
 from tests.program.predicting.test_predictor import embedding_run
 from tests.support.run_folders import untrained_run
+from tests.support.scored_runs import drawn, made_run
 from tests.support.serving import form, indices, opened, photo
 
 
@@ -105,6 +108,19 @@ def test_what_cannot_be_served_is_told_with_the_remedy(
             message = refusal(monkeypatch, capsys, *arguments, "--device", "cpu")
             for fact in facts:
                 assert fact in message, arguments
+
+
+def test_classes_that_a_coverage_promises_nothing_for_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    test = drawn(600, 2)
+    others = test.labels != 6
+    unseen = Scores(test.scores[others], test.labels[others], test.images[others])
+    run = made_run(tmp_path / "run", drawn(600, 1), unseen)
+    calibrate(run)
+    message = refusal(monkeypatch, capsys, str(run.path), "--port", "0", "--device", "cpu", "-k", "99")  # so it ends
+    assert "bird 6" in message
+    assert "bird 5" not in message
 
 
 def test_a_missing_extra_is_named(

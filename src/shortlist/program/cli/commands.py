@@ -19,7 +19,7 @@ from rich.table import Table
 
 from shortlist.errors import ShortlistError
 from shortlist.program import recipes
-from shortlist.program.cli.output import print_table, say, show
+from shortlist.program.cli.output import print_table, say, say_unpromised, show
 from shortlist.program.cli.parsing import RecipeArguments, asks_for_help, option_names, parse, parse_recipe
 from shortlist.program.config import differences
 from shortlist.program.text import did_you_mean
@@ -284,7 +284,7 @@ def predict(arguments: list[str]) -> None:
     if parsed.correction and (chosen := read_correction(run)):
         say(f"scores are corrected for class sizes: {chosen}")
     if parsed.coverage is not None and predictor.unpromised:
-        say(_unpromised(predictor.unpromised))
+        say_unpromised(predictor.unpromised)
     k = predictor.suggested if parsed.k is None else parsed.k
     if k < 1:
         raise ShortlistError(f"-k must be at least 1, got {k}")
@@ -322,15 +322,6 @@ def _check_sets(parsed: PredictArguments) -> None:
         raise ShortlistError("-k is for suggestions of a fixed number: sets take --max-k")
     if parsed.max_k is not None and not parsed.asks_for_sets:
         raise ShortlistError("--max-k is for sets: add --coverage 0.9 or --average-k 3, or use -k")
-
-
-def _unpromised(names: Sequence[str]) -> str:
-    from shortlist.program.text import counted, some_of
-
-    return (
-        f"calibration saw no image of {counted(len(names), 'class', 'classes')}, and the coverage is not promised for "
-        f"them: {some_of(names)}; more test images would change that"
-    )
 
 
 def _remark(size: int, classes: int) -> str:
@@ -413,7 +404,7 @@ def calibrate(arguments: list[str]) -> None:
     say(f"wrote {run.path / calibration.FILE}")
     if found.unseen:
         names = read_classes(run).names
-        say(_unpromised([names[label] for label in found.unseen]))
+        say_unpromised([names[label] for label in found.unseen])
     seen = len(found.set_images)
     print(f"temperature {found.temperature:.3g}, prior {found.prior:.2f}, from {found.val_images:,} validation images")
     print(f"sets rest on {seen:,} test images; the numbers below are of the others\n")

@@ -1,11 +1,12 @@
 """What the program prints: results to standard output, messages to standard error."""
 
 import sys
+from collections.abc import Sequence
 
 from rich.console import Console
 from rich.table import Table
 
-from shortlist.program.text import hide_passwords, printable
+from shortlist.program.text import counted, hide_passwords, printable, some_of
 
 _WIDEST_TABLE = 10**6  # columns
 
@@ -18,6 +19,14 @@ def show(result: object) -> None:
 def say(message: str) -> None:
     """Print a line to standard error."""
     print(printable(hide_passwords(message)), file=sys.stderr)
+
+
+def say_unpromised(classes: Sequence[str]) -> None:
+    """Say which classes the coverage of sets promises nothing for."""
+    say(
+        f"calibration saw no image of {counted(len(classes), 'class', 'classes')}, and the coverage is not promised "
+        f"for them: {some_of(classes)}; more test images would change that"
+    )
 
 
 def print_table(table: Table) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import tyro
 
 from shortlist.errors import ShortlistError
-from shortlist.program.cli.output import say
+from shortlist.program.cli.output import say, say_unpromised
 from shortlist.program.cli.parsing import parse
 from shortlist.program.text import counted, some_of
 
@@ -107,7 +107,10 @@ def serve(arguments: list[str]) -> None:
             model = open_file(parsed.run)
         else:
             name = address.repository if address else run.path.resolve().name
-            model = ServedRun(Predictor(run, parsed.device), name, run.path, limits.photos, parsed.of)
+            predictor = Predictor(run, parsed.device)
+            model = ServedRun(predictor, name, run.path, limits.photos, parsed.of)
+            if predictor.unpromised:
+                say_unpromised(predictor.unpromised)
         _check_with_model(parsed, model)
         prior, unknown = read_prior(parsed.prior, model.classes) if parsed.prior else ({}, [])
         if unknown:
