@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Sequence
 
 from shortlist.program import recipes
+from shortlist.program.config import Changes
 from shortlist.program.reproduce.experiment import EPOCH_SECONDS, NONZERO_GRADIENTS, Cell, Experiment
 from shortlist.program.tuning.space import grid_points
 
@@ -23,6 +24,8 @@ COLUMN_NAMES = {
     "cross_entropy_superclass": "cross-entropy, superclasses",
     "smooth_superclass": "smoothed hinge, superclasses",
     "noised_superclass": "noised, superclasses",
+    "mixture": "mixture",
+    "mixture_superclass": "mixture, superclasses",
     "accuracy": "accuracy",
 }
 """Headings of the columns; a column that is not listed is a number and its own heading."""
@@ -120,13 +123,17 @@ def _search_cells() -> list[Cell]:
 
 
 def _superclass_cells() -> list[Cell]:
-    groups = {"": {}, "_superclass": {"data.noise_groups": "superclass"}}
+    # The mixture of the comparisons on rare classes. Classes are equally large here, so it needs no prior.
+    mixture = {"loss.epsilon": 3.0, "loss.margin": 3.0, "loss.cross_entropy_share": 0.5}
+    losses: dict[str, tuple[str, Changes]] = {loss: (loss, {}) for loss in _THREE_LOSSES}
+    losses["mixture"] = "noised", mixture
+    groups: dict[str, Changes] = {"": {}, "_superclass": {"data.noise_groups": "superclass"}}
     return [
-        Cell(f"{p}", f"{loss}{suffix}", 5, _label_noise_recipe(loss, p), changes)
+        Cell(f"{p}", f"{name}{suffix}", 5, _label_noise_recipe(loss, p), {**kind, **changes})
         for p in _LABEL_NOISE
         if p > 0
-        for suffix, changes in groups.items()
-        for loss in _THREE_LOSSES
+        for suffix, kind in groups.items()
+        for name, (loss, changes) in losses.items()
     ]
 
 
