@@ -77,6 +77,34 @@ def test_the_file_holds_what_the_runs_say(place: Path) -> None:
     assert [loss.val for loss in found.losses] == sorted((loss.val for loss in found.losses), reverse=True)
 
 
+def test_further_seeds_are_added_to_the_file(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where the runs of the earlier seeds are not at hand."""
+    shutil.copytree(place / "results", tmp_path / "results")
+    monkeypatch.chdir(tmp_path)
+    research.reproduce([NAME, "--scale", "smoke", "--only", *TWO, "--seeds", "2"])
+    before, after = found_in(place), found_in(tmp_path)
+    for name in TWO:
+        earlier, loss = before.loss(name), after.loss(name)
+        assert earlier is not None
+        assert loss is not None
+        assert [run.seed for run in loss.runs] == [0, 1, 2]
+        assert loss.runs[:2] == earlier.runs
+
+
+def test_runs_of_other_settings_are_not_kept_beside_new_ones(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(place / "results", tmp_path / "results")
+    path = tmp_path / f"results/smoke/{NAME}.json"
+    content = json.loads(path.read_text())
+    for entry in content["losses"]:
+        entry["config"]["optim"]["weight_decay"] *= 2
+    path.write_text(json.dumps(content))
+    monkeypatch.chdir(tmp_path)
+    research.reproduce([NAME, "--scale", "smoke", "--only", *TWO, "--seeds", "2"])
+    assert all([run.seed for run in loss.runs] == [2] for loss in found_in(tmp_path).losses)
+
+
 def test_a_correction_by_few_images_is_that_of_thinned_validation_images(place: Path) -> None:
     content = json.loads((place / f"results/smoke/{NAME}.json").read_text())
     written = content["losses"][0]["runs"][0]

@@ -19,7 +19,7 @@ from shortlist.program.compare.intervals import Interval, interval, paired_diffe
 from shortlist.program.compare.results import as_json
 from shortlist.program.compare.running import compare
 from shortlist.program.compare.standings import Standings
-from shortlist.program.config import RunConfig, from_dict
+from shortlist.program.config import RunConfig, from_dict, identity
 from shortlist.program.data.alter import thin_validation
 from shortlist.program.reproduce import Scale, tiny_data
 from shortlist.program.reproduce.comparisons import BASELINES, SEEDS, Comparison
@@ -150,13 +150,17 @@ def run_comparison(
 
 
 def update_comparison(comparison: Comparison, standings: Standings, path: Path) -> Path:
-    """Write what is known now. Losses that the standings lack keep their entry."""
+    """Write what is known now.
+
+    Losses that the standings lack keep their entry. Seeds that they lack keep their run, if its settings are the same.
+    """
     new = {entry["name"]: _with_details(entry) for entry in as_json(standings)["losses"]}
     counts = _class_counts(standings)
     path.parent.mkdir(parents=True, exist_ok=True)
     with locked(path.parent / ".lock"):  # other processes may update it at the same time
         before = _read_json(path) if path.exists() else {"losses": []}
-        entries = {entry["name"]: entry for entry in before["losses"]} | new
+        entries = {entry["name"]: entry for entry in before["losses"]}
+        entries |= {name: _with_earlier_seeds(entry, entries.get(name)) for name, entry in new.items()}
         content = {
             "comparison": comparison.name,
             "metric": standings.metric,
@@ -230,6 +234,16 @@ def _with_details(entry: dict[str, Any]) -> dict[str, Any]:
         )
     kept = {name: entry[name] for name in ("name", "state", "failure", "config", "searched", "trials")}
     return kept | {"runs": runs}
+
+
+def _with_earlier_seeds(entry: dict[str, Any], before: Mapping[str, Any] | None) -> dict[str, Any]:
+    """An entry with the runs of the file for seeds that it lacks, unless they have other settings."""
+    if before is None or not (entry["config"] and before["config"]):
+        return entry
+    if identity(from_dict(entry["config"])) != identity(from_dict(before["config"])):
+        return entry
+    runs = {run["seed"]: run for run in (*before["runs"], *entry["runs"])}
+    return entry | {"runs": [runs[seed] for seed in sorted(runs)]}
 
 
 def _corrected_by_few(run: RunFolder) -> dict[str, float | None] | None:
