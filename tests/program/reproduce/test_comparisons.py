@@ -9,17 +9,20 @@ import pytest
 
 import shortlist as sl
 from shortlist.program.cli import research
+from shortlist.program.compare import running
 from shortlist.program.compare.search import search_points
+from shortlist.program.config import RunConfig, identity
 from shortlist.program.data.alter import thin_validation
 from shortlist.program.documents import END, begin_mark
 from shortlist.program.losses import Range
-from shortlist.program.reproduce.comparison_results import Found, comparison_file, read_comparison
+from shortlist.program.reproduce.comparison_results import Found, comparison_file, read_comparison, run_comparison
 from shortlist.program.reproduce.comparisons import BASELINES, COMPARISONS
 from shortlist.program.reproduce.figures.rare_classes import size_bins
 from shortlist.program.reproduce.rare_classes import write_rare_classes
 from shortlist.program.runs.folder import RunFolder
 from shortlist.program.runs.records import read_result
 from shortlist.program.runs.scores import read_scores
+from shortlist.program.training.loop import Interrupted
 from tests.support.reproducing import ROOT
 
 NAME = "rare-cifar100-lt"
@@ -82,6 +85,7 @@ def test_further_seeds_are_added_to_the_file(place: Path, tmp_path: Path, monkey
     shutil.copytree(place / "results", tmp_path / "results")
     monkeypatch.chdir(tmp_path)
     research.reproduce([NAME, "--scale", "smoke", "--only", *TWO, "--seeds", "2"])
+    assert not Path("runs/compare").exists(), "the settings are in the file: nothing was searched again"
     before, after = found_in(place), found_in(tmp_path)
     for name in TWO:
         earlier, loss = before.loss(name), after.loss(name)
@@ -89,6 +93,47 @@ def test_further_seeds_are_added_to_the_file(place: Path, tmp_path: Path, monkey
         assert loss is not None
         assert [run.seed for run in loss.runs] == [0, 1, 2]
         assert loss.runs[:2] == earlier.runs
+        assert (loss.config, loss.trials) == (earlier.config, earlier.trials)
+
+
+def test_a_search_of_another_length_or_over_other_settings_is_repeated(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    changes = {"epochs": lambda trial: trial | {"epochs": 7}, "settings": lambda trial: trial | {"settings": {}}}
+    for name, change in changes.items():
+        folder = tmp_path / name
+        shutil.copytree(place / "results", folder / "results")
+        path = folder / f"results/smoke/{NAME}.json"
+        content = json.loads(path.read_text())
+        for entry in content["losses"]:
+            entry["trials"] = list(map(change, entry["trials"]))
+        path.write_text(json.dumps(content))
+        monkeypatch.chdir(folder)
+        research.reproduce([NAME, "--scale", "smoke", "--only", "cross_entropy", "--seeds", "2"])
+        assert Path("runs/compare").exists()
+
+
+@pytest.mark.parametrize("name", [name for name in COMPARISONS if (ROOT / f"results/{name}.json").is_file()])
+def test_further_seeds_of_published_comparisons_need_no_search(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And they have the settings of the published seeds, so that they join them."""
+    trained: list[RunConfig] = []
+
+    def remember(config: RunConfig, **others: object) -> None:
+        trained.append(config)
+        raise KeyboardInterrupt
+
+    comparison = COMPARISONS[name]
+    found = read_comparison(comparison, ROOT / f"results/{name}.json")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(running, "train", remember)
+    for loss in found.losses:
+        with pytest.raises(Interrupted):
+            run_comparison(comparison, scale="paper", seeds=[9], only=[loss.name], results=ROOT / "results")
+        assert loss.config is not None
+        assert identity(trained.pop()) == identity(loss.config)
+    assert not Path("runs/compare").exists()
 
 
 def test_runs_of_other_settings_are_not_kept_beside_new_ones(

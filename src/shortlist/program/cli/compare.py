@@ -58,6 +58,8 @@ def compare(arguments: list[str]) -> None:
     _refuse_settings_of_candidates(options)
     parsed, base = parse_recipe(CompareArguments, _with_recipe(arguments), "compare", _EXAMPLES)
     candidates = find_candidates(parsed.losses)
+    if len(candidates) < 2:
+        raise ShortlistError("--losses must name at least two losses to compare")
 
     from shortlist.program.compare import results
     from shortlist.program.compare.running import compare, default_out

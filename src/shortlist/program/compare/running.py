@@ -7,7 +7,7 @@ processes share the work, and a call after the last run rebuilds the result with
 import hashlib
 import json
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -31,6 +31,7 @@ from shortlist.program.text import counted
 from shortlist.program.training.build import free_earlier_runs
 from shortlist.program.training.callbacks import Callback
 from shortlist.program.training.loop import DivergedError, Interrupted, train
+from shortlist.program.tuning.findings import TrialRecord
 from shortlist.program.tuning.study import refuse_several_ranks
 
 
@@ -41,6 +42,7 @@ def compare(
     *,
     seeds: Sequence[int],
     keep: Collection[str] = (BASELINE,),
+    known: Mapping[str, Sequence[TrialRecord]] | None = None,
     out: Path | None = None,
     say: Callable[[str], None] = lambda message: None,
     quiet: bool = False,
@@ -58,6 +60,7 @@ def compare(
         budget: Of the search for each candidate.
         seeds: Of the comparison. The first seed of all candidates comes before the second of any.
         keep: Names of candidates that are trained with every seed, however far they are behind.
+        known: Trials of an earlier search, by the name of the candidate. One that tried all settings is not repeated.
         out: Folder for the lists of trials; by default that of ``default_out``.
         say: Called with messages.
         quiet: Do not show the progress of training.
@@ -71,8 +74,6 @@ def compare(
     refuse_several_ranks("compare")
     if not seeds or len({*seeds}) < len(seeds):
         raise ShortlistError(f"--seeds must name different seeds, got {' '.join(map(str, seeds)) or 'none'}")
-    if len(candidates) < 2:
-        raise ShortlistError("--losses must name at least two losses to compare")
     if budget.trials < 0 or budget.epochs < 1:
         raise ShortlistError(
             f"--trials must be at least 0 and --search-epochs at least 1, got {budget.trials} and {budget.epochs}"
@@ -85,7 +86,9 @@ def compare(
     )
     out = out or default_out(base, candidates, budget)
     try:
-        chosen = search_all(base, candidates, budget, seeds=seeds, out=out, say=say, pause=pause, callbacks=callbacks)
+        chosen = search_all(
+            base, candidates, budget, seeds=seeds, out=out, say=say, known=known, pause=pause, callbacks=callbacks
+        )
         rounds = _Rounds(chosen, seeds, keep, say, quiet, pause, callbacks)
         rounds.run()
     except KeyboardInterrupt:

@@ -1,6 +1,7 @@
 """The search before the comparison: the same number of trials for every candidate, on the validation images alone."""
 
 import itertools
+import math
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from shortlist.program.training.callbacks import Callback
 from shortlist.program.training.correction import fit_correction
 from shortlist.program.training.evaluate import split_scores
 from shortlist.program.training.step import uncompiled
-from shortlist.program.tuning.findings import Findings, TrialRecord
+from shortlist.program.tuning.findings import Findings, TrialRecord, best_first
 from shortlist.program.tuning.space import Axis, Settings
 from shortlist.program.tuning.study import run_study, study_name
 
@@ -61,6 +62,7 @@ def search_all(
     seeds: Sequence[int],
     out: Path,
     say: Callable[[str], None],
+    known: Mapping[str, Sequence[TrialRecord]] | None = None,
     pause: Callable[[], None] = lambda: time.sleep(5),
     callbacks: Sequence[Callback] = (),
 ) -> list[Chosen]:
@@ -73,6 +75,7 @@ def search_all(
         seeds: Those of the comparison. The search has another one.
         out: Folder for the lists of trials.
         say: Called with messages.
+        known: Trials of an earlier search, by the name of the candidate. One that tried all settings is not repeated.
         pause: Called before looking again at what other processes are running.
         callbacks: Of every training.
     """
@@ -94,12 +97,16 @@ def search_all(
                 continue
             short = changed(config, {"seed": seed, "train.epochs": budget.epochs})
             points = search_points(short, axes, budget.trials)
-            found = _search(candidate, short, axes, points, budget, out, tell, callbacks)
-            tried = [trial for trial in found.trials if trial.settings in points]
-            if len(tried) < len(points) or any(trial.state in ("running", "waiting") for trial in tried):
+            earlier = (known or {}).get(candidate.name, ())
+            as_long = [trial for trial in earlier if trial.state == "pruned" or trial.epochs == budget.epochs]
+            tried = _trials_of(points, as_long)
+            if tried is None:
+                found = _search(candidate, short, axes, points, budget, out, tell, callbacks)
+                tried = _trials_of(points, found.trials)
+            if tried is None:
                 pending.append((candidate, axes))
                 continue
-            best = [trial for trial in found.ranking if trial in tried][:1]
+            best = best_first(tried)[:1]
             settled = changed(config, best[0].settings) if best else None
             chosen[candidate.name] = Chosen(candidate, settled, tuple(axes), tuple(tried))
         if not pending:
@@ -107,6 +114,20 @@ def search_all(
         if len(pending) == len(left):
             pause()
         left = pending
+
+
+def _trials_of(points: Sequence[Settings], trials: Sequence[TrialRecord]) -> list[TrialRecord] | None:
+    """The trials of these settings; None while one of them is missing or still running."""
+    over = [trial for trial in trials if trial.state not in ("running", "waiting")]
+    tried = [trial for trial in over if any(_is_same(trial.settings, point) for point in points)]
+    return tried if len(tried) >= len(points) else None
+
+
+def _is_same(settings: Settings, others: Settings) -> bool:
+    """True if they differ in rounding at most: powers are not the same to the last bit on every machine."""
+    return settings.keys() == others.keys() and all(
+        math.isclose(value, others[name], rel_tol=1e-9) for name, value in settings.items()
+    )
 
 
 def _without_repetition(say: Callable[[str], None]) -> Callable[[str], None]:

@@ -29,6 +29,7 @@ from shortlist.program.runs.records import read_classes
 from shortlist.program.runs.scores import read_scores
 from shortlist.program.training.callbacks import Callback
 from shortlist.program.training.evaluate import numbers_of
+from shortlist.program.tuning.findings import TrialRecord
 
 _BY_CLASS = "corrected_top5"
 
@@ -119,6 +120,8 @@ def run_comparison(
 ) -> Standings:
     """Search and train what is not yet there, in ``runs`` in the working folder, and update the file of results.
 
+    A search whose trials are in the file is not repeated: its choice holds for further seeds.
+
     Args:
         comparison: What to compare.
         scale: ``smoke`` on tiny data; the other scales are the same here.
@@ -140,11 +143,19 @@ def run_comparison(
         )
     if scale == "smoke":
         tiny_data.ensure(Path("runs"))
-    base, budget = comparison.base(scale), comparison.budget(scale)
+    path = comparison_file(results, comparison, scale)
     standings = compare(
-        base, contenders, budget, seeds=seeds, keep=BASELINES, say=say, quiet=quiet, callbacks=callbacks
+        comparison.base(scale),
+        contenders,
+        comparison.budget(scale),
+        seeds=seeds,
+        keep=BASELINES,
+        known=_earlier_trials(path) if path.exists() else None,
+        say=say,
+        quiet=quiet,
+        callbacks=callbacks,
     )
-    path = update_comparison(comparison, standings, comparison_file(results, comparison, scale))
+    update_comparison(comparison, standings, path)
     say(f"wrote {path}")
     return standings
 
@@ -263,6 +274,29 @@ def _corrected_by_few(run: RunFolder) -> dict[str, float | None] | None:
     metrics = TopKMetrics(len(sizes), config.all_ks, sizes)
     metrics.update(correction(test.scores), test.labels)
     return _rounded(numbers_of(metrics))
+
+
+def _earlier_trials(path: Path) -> dict[str, list[TrialRecord]]:
+    """The trials in a file of results, by loss."""
+    try:
+        return {
+            entry["name"]: [
+                TrialRecord(
+                    number=number,
+                    state=trial["state"],
+                    value=trial["value"],
+                    settings=trial["settings"],
+                    epochs=trial["epochs"],
+                    folder=Path(),
+                    worker="",
+                    note="",
+                )
+                for number, trial in enumerate(entry["trials"])
+            ]
+            for entry in _read_json(path)["losses"]
+        }
+    except (KeyError, TypeError) as error:
+        raise ShortlistError(f"{path} is damaged: {error!r}") from None
 
 
 def _rounded(metrics: Mapping[str, float | None]) -> dict[str, float | None]:

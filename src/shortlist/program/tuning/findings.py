@@ -3,7 +3,7 @@
 import csv
 import io
 import shlex
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -41,6 +41,13 @@ class TrialRecord:
     note: str
 
 
+def best_first(trials: Iterable[TrialRecord]) -> list[TrialRecord]:
+    """The complete ones among them. Ties go to the lower number."""
+    complete = [trial for trial in trials if trial.state == "complete"]
+    # Rounded, because float32 means of the same accuracies depend on the order of summation.
+    return sorted(complete, key=lambda trial: (-round(trial.value or 0, 6), trial.number))
+
+
 @dataclass(frozen=True)
 class Findings:
     """What a study has found so far."""
@@ -55,10 +62,8 @@ class Findings:
 
     @property
     def ranking(self) -> list[TrialRecord]:
-        """Complete trials, the best first. Ties go to the lower number."""
-        complete = [trial for trial in self.trials if trial.state == "complete"]
-        # Rounded, because float32 means of the same accuracies depend on the order of summation.
-        return sorted(complete, key=lambda trial: (-round(trial.value or 0, 6), trial.number))
+        """Complete trials, the best first."""
+        return best_first(self.trials)
 
     @property
     def table(self) -> Table:
