@@ -127,12 +127,12 @@ def _superclass_cells() -> list[Cell]:
     mixture = {"loss.epsilon": 3.0, "loss.margin": 3.0, "loss.cross_entropy_share": 0.5}
     losses: dict[str, tuple[str, Changes]] = {loss: (loss, {}) for loss in _THREE_LOSSES}
     losses["mixture"] = "noised", mixture
-    groups: dict[str, Changes] = {"": {}, "_superclass": {"data.noise_groups": "superclass"}}
+    kinds: dict[str, Changes] = {"": {}, "_superclass": {"data.noise_groups": "superclass"}}
     return [
         Cell(f"{p}", f"{name}{suffix}", 5, _label_noise_recipe(loss, p), {**kind, **changes})
         for p in _LABEL_NOISE
         if p > 0
-        for suffix, kind in groups.items()
+        for suffix, kind in kinds.items()
         for name, (loss, changes) in losses.items()
     ]
 
