@@ -45,6 +45,8 @@ class DataConfig:
     """Probability that a training label is redrawn from its group, which includes the true label."""
     noise_groups: Literal["superclass", "consecutive"] = "superclass"
     """Groups of the label noise: superclasses, or blocks of five consecutive labels as in the paper's code."""
+    redraw_noise: bool = False
+    """Draw other label noise for each seed of a run, as the paper's code does; seed 0 has the noise it always has."""
     val_fraction: float = 0.1
     """Share of each class held out for validation, if the data has no validation split."""
     augment: Literal["auto", "none"] = "auto"
@@ -297,6 +299,7 @@ _HOW_AND_WHERE = (
 NEUTRAL: dict[str, Any] = {
     "data.canvas": 0,
     "data.thin_validation": False,
+    "data.redraw_noise": False,
     "data.randaugment": 0,
     "data.mixup": 0.0,
     "data.cutmix": 0.0,

@@ -185,7 +185,9 @@ def embeddings() -> RunConfig:
 def cifar100(loss: LossConfig, *, label_noise: float = 0.0) -> RunConfig:
     """The paper's protocol on CIFAR-100 (section 4.4), after Berrada et al. (2018)."""
     return RunConfig(
-        data=DataConfig(name="cifar100", label_noise=label_noise, noise_groups="consecutive"),
+        data=DataConfig(
+            name="cifar100", label_noise=label_noise, noise_groups="consecutive", redraw_noise=label_noise > 0
+        ),
         model=ModelConfig(name="densenet40_40"),
         loss=loss,
         optim=OptimConfig(lr=0.1, milestones=(0.5, 0.75), weight_decay=1e-4),

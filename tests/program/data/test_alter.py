@@ -1,7 +1,8 @@
 """Long-tailed subsets, held-out splits and label noise."""
 
 from dataclasses import replace
-from typing import Literal
+from pathlib import Path
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -23,8 +24,10 @@ from shortlist.program.data.alter import (
     thin_classes,
     thin_validation,
 )
-from shortlist.program.data.base import LabelNoise, Thinning
+from shortlist.program.data.base import LabelNoise, Problem, Thinning
+from shortlist.program.data.catalogue import load_problem
 from shortlist.program.data.in_memory import Rows, tensor_problem
+from tests.support.small_runs import write_embeddings
 
 
 def generator(seed: int = 0) -> torch.Generator:
@@ -169,20 +172,49 @@ def test_a_last_short_block_stays_in_range() -> None:
     assert set(changed[labels >= 10].tolist()) == {10, 11}
 
 
-def test_the_seed_decides_and_the_count_is_noted() -> None:
-    labels = torch.arange(20).repeat(30)
-    config = DataConfig(label_noise=0.5, noise_groups="consecutive", seed=4)
-    changed, noise = add_label_noise(labels, 20, config)
-    assert torch.equal(changed, add_label_noise(labels, 20, config)[0])
-    assert not torch.equal(changed, add_label_noise(labels, 20, replace(config, seed=0))[0])
-    assert noise == LabelNoise(changed=int((changed != labels).sum()), of=600)
-    assert add_label_noise(labels, 20, DataConfig()) == (labels, None)
+def noisy_points(tmp_path: Path, run_seed: int = 0, **settings: Any) -> Problem:
+    path = write_embeddings(tmp_path / "points.npz", images=400)
+    usual: dict[str, Any] = {"label_noise": 0.5, "noise_groups": "consecutive"}
+    return load_problem(DataConfig(name="embeddings", root=str(path), **usual | settings), run_seed)
+
+
+def test_the_seed_of_the_data_decides_and_the_count_is_noted(tmp_path: Path) -> None:
+    clean, noisy, again, other = (
+        noisy_points(tmp_path, **settings) for settings in ({"label_noise": 0}, {}, {}, {"seed": 1})
+    )
+    assert torch.equal(noisy.train.labels, again.train.labels)
+    assert not torch.equal(noisy.train.labels, other.train.labels)
+    wrong = int((noisy.train.labels != clean.train.labels).sum())
+    assert noisy.facts.label_noise == LabelNoise(changed=wrong, of=len(clean.train))
+    assert clean.facts.label_noise is None
+
+
+def test_only_noise_that_is_redrawn_depends_on_the_seed_of_the_run(tmp_path: Path) -> None:
+    fixed, elsewhere = noisy_points(tmp_path), noisy_points(tmp_path, run_seed=1)
+    redrawn = [noisy_points(tmp_path, run_seed=seed, redraw_noise=True) for seed in (0, 1, 2)]
+    assert torch.equal(fixed.train.labels, elsewhere.train.labels)
+    assert torch.equal(fixed.train.labels, redrawn[0].train.labels)
+    assert not torch.equal(redrawn[0].train.labels, redrawn[1].train.labels)
+    assert not torch.equal(redrawn[1].train.labels, redrawn[2].train.labels)
+    for problem in redrawn:  # the same images, held out in the same way
+        assert problem.facts.train_digest == fixed.facts.train_digest
+        assert torch.equal(problem.val.labels, fixed.val.labels)
+        assert torch.equal(problem.test.labels, fixed.test.labels)
+
+
+def test_batches_have_the_noisy_labels(tmp_path: Path) -> None:
+    train = noisy_points(tmp_path).train
+    everything = [torch.arange(len(train))]
+    _, before, _ = next(train.batches(everything, torch.device("cpu")))
+    _, after, _ = next(train.with_labels(train.labels.flip(0)).batches(everything, torch.device("cpu")))
+    assert torch.equal(before, train.labels)
+    assert torch.equal(after, train.labels.flip(0))
 
 
 def test_superclass_noise_needs_superclasses() -> None:
     labels = torch.arange(4).repeat(50)
     config = DataConfig(name="folder", label_noise=1)
-    changed, _ = add_label_noise(labels, 4, config, ["fish", "bird", "fish", "bird"])
+    changed = add_label_noise(labels, 4, config, ["fish", "bird", "fish", "bird"])
     assert torch.equal(changed % 2, labels % 2)
     with pytest.raises(ShortlistError, match=r"data.noise_groups must be consecutive for folder"):
         add_label_noise(labels, 4, config)

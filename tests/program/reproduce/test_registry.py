@@ -116,7 +116,8 @@ def test_a_protocol_is_that_of_the_paper(
 ) -> None:
     for cell in EXPERIMENTS[name].cells:
         config = EXPERIMENTS[name].config(cell, "paper", Path())
-        assert replace(config.data, label_noise=0.0, workers=data.workers) == data
+        assert replace(config.data, label_noise=0.0, redraw_noise=False, workers=data.workers) == data
+        assert config.data.redraw_noise == (config.data.label_noise > 0)
         assert (config.model.name, config.model.pretrained) == (network, "plantnet" in name)
         assert (config.model.head == "cosine") == (config.loss.name in ("ldam", "imbalanced_noised_topk_hinge"))
         assert (config.train.epochs, config.train.batch_size) == (epochs, batch)

@@ -1,6 +1,7 @@
 """What a configuration does to any data set: hold out missing splits, thin classes, make training labels wrong."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Protocol, Self, TypeVar
 
 import torch
@@ -8,7 +9,7 @@ from torch import Tensor
 
 from shortlist.errors import ShortlistError
 from shortlist.program.config import DataConfig
-from shortlist.program.data.base import SPLITS, LabelNoise, Thinning
+from shortlist.program.data.base import SPLITS, LabelNoise, Problem, Thinning
 from shortlist.program.seeds import mix_seed
 from shortlist.program.text import some_of
 
@@ -166,15 +167,25 @@ def long_tailed_subset(
     return kept
 
 
-def add_label_noise(
-    labels: Tensor, num_classes: int, config: DataConfig, superclasses: Sequence[str] = ()
-) -> tuple[Tensor, LabelNoise | None]:
-    """Training labels with the noise that ``config.label_noise`` asks for.
+def with_label_noise(problem: Problem, config: DataConfig, run_seed: int) -> Problem:
+    """The problem with the wrong training labels that ``config`` asks for.
+
+    ``run_seed`` is the seed of the run, which decides which labels are redrawn if ``config.redraw_noise`` says so.
+    """
+    if config.label_noise == 0:
+        return problem
+    labels = problem.train.labels
+    seed = config.seed + run_seed if config.redraw_noise else config.seed
+    noisy = add_label_noise(labels, len(problem.classes), replace(config, seed=seed), problem.superclasses)
+    noise = LabelNoise(changed=int((noisy != labels).sum()), of=len(labels))
+    return replace(problem, train=problem.train.with_labels(noisy), facts=replace(problem.facts, label_noise=noise))
+
+
+def add_label_noise(labels: Tensor, num_classes: int, config: DataConfig, superclasses: Sequence[str] = ()) -> Tensor:
+    """Labels with the noise that ``config.label_noise`` asks for.
 
     ``superclasses`` names the superclass of each class, where the data has any.
     """
-    if config.label_noise == 0:
-        return labels, None
     if config.noise_groups == "consecutive":
         groups = consecutive_groups(num_classes)
     elif superclasses:
@@ -185,8 +196,7 @@ def add_label_noise(
             f"data.noise_groups must be consecutive for {config.name}, which has no superclasses, "
             f"got {config.noise_groups}"
         )
-    noisy = redraw_within_groups(labels, groups, config.label_noise, generator_for(config, "label noise"))
-    return noisy, LabelNoise(changed=int((noisy != labels).sum()), of=len(labels))
+    return redraw_within_groups(labels, groups, config.label_noise, generator_for(config, "label noise"))
 
 
 def consecutive_groups(num_classes: int) -> Tensor:

@@ -63,6 +63,12 @@ class Split(ABC):
         other.preprocess = preprocess
         return other
 
+    def with_labels(self, labels: Tensor) -> Self:
+        """The same samples with other labels."""
+        other = copy.copy(self)
+        other.labels = labels
+        return other
+
     def fingerprint(self) -> Fingerprint | None:
         """Recorded with a run, to notice replaced samples. No file is read: that would take as long as an epoch."""
         return None

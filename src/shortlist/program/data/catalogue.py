@@ -181,13 +181,15 @@ _ENTRIES = (
 CATALOGUE: dict[str, Entry] = {entry.name: entry for entry in _ENTRIES}
 
 
-def load_problem(config: DataConfig) -> "Problem":
-    """Read, or make, the data that the configuration names.
+def load_problem(config: DataConfig, run_seed: int = 0) -> "Problem":
+    """Read, or make, the data that the configuration names, for a run with this seed.
 
     Raises:
         ShortlistError: The data is missing or not as it should be; the message says what to do.
     """
-    return CATALOGUE[config.name].source().load(config, data_root(config))
+    from shortlist.program.data.alter import with_label_noise
+
+    return with_label_noise(CATALOGUE[config.name].source().load(config, data_root(config)), config, run_seed)
 
 
 def check(name: DataName, root: str = "") -> list[str]:

@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from shortlist.errors import ShortlistError
 from shortlist.program.config import DataConfig
-from shortlist.program.data.alter import add_label_noise, hold_out_missing, thin_classes, thin_validation
+from shortlist.program.data.alter import hold_out_missing, thin_classes, thin_validation
 from shortlist.program.data.base import DataFacts, Fingerprint, Held, Preprocess, Problem, Split, evaluation_plan
 from shortlist.program.data.image_io import (
     SUFFIXES,
@@ -371,12 +371,11 @@ def file_problem(
     test = splits["test"]
     train, thinning = thin_classes(splits["train"], len(classes), config)
     val = thin_validation(splits["val"], len(classes), config)
-    train_labels, noise = add_label_noise(train.labels, len(classes), config)
     preprocess = file_preprocess(config.image_size, config.fit)
     transform = _training_transform(config, preprocess, random_crop)
     return Problem(
         classes=tuple(classes),
-        train=FileSplit(root, train.files, train_labels, preprocess, config, transform),
+        train=FileSplit(root, train.files, train.labels, preprocess, config, transform),
         val=FileSplit(root, val.files, val.labels, preprocess, config),
         test=FileSplit(root, test.files, test.labels, preprocess, config),
         input_shape=(3, preprocess.crop, preprocess.crop),
@@ -386,7 +385,6 @@ def file_problem(
             train_digest=train.digest(),
             test_digest=test.digest(),
             imbalance=thinning,
-            label_noise=noise,
         ),
         class_folders=tuple(class_folders),
     )

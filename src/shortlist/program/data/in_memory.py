@@ -4,14 +4,14 @@ import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 import torch
 from torch import Tensor
 
 from shortlist.errors import ShortlistError
 from shortlist.program.config import DataConfig
-from shortlist.program.data.alter import add_label_noise, hold_out_missing, thin_classes, thin_validation
+from shortlist.program.data.alter import hold_out_missing, thin_classes, thin_validation
 from shortlist.program.data.augment import Augmentation
 from shortlist.program.data.base import DataFacts, Fingerprint, Held, Preprocess, Problem, Split
 from shortlist.program.seeds import uniform_for
@@ -61,6 +61,12 @@ class TensorSplit(Split):
         self.preprocess = preprocess
         self.augmentation = augmentation
         self._copies: dict[torch.device, tuple[Tensor, Tensor]] = {}
+
+    def with_labels(self, labels: Tensor) -> Self:
+        other = super().with_labels(labels)
+        other._copies = {}  # these two hold the labels too
+        other.__dict__.pop("_digest", None)
+        return other
 
     def batches(
         self, plan: Sequence[Tensor], device: torch.device, augment_seed: int | None = None
@@ -142,12 +148,11 @@ def tensor_problem(
     whole, test = splits["train"], splits["test"]
     train, thinning = thin_classes(whole, len(classes), config)
     val = thin_validation(splits["val"], len(classes), config)
-    labels, noise = add_label_noise(train.labels, len(classes), config, superclasses)
     # Embeddings of the same images by several networks are comparable, so their labels alone identify the test rows.
     tested_on = (test.labels,) if preprocess is None else (test.inputs, test.labels)
     return Problem(
         classes=tuple(classes),
-        train=TensorSplit(train.inputs, labels, preprocess, augmentation if config.augment == "auto" else None),
+        train=TensorSplit(train.inputs, train.labels, preprocess, augmentation if config.augment == "auto" else None),
         val=TensorSplit(val.inputs, val.labels, preprocess),
         test=TensorSplit(test.inputs, test.labels, preprocess),
         input_shape=tuple(train.inputs.shape[1:]),
@@ -157,7 +162,6 @@ def tensor_problem(
             train_digest=digest_of(whole.inputs, whole.labels),
             test_digest=digest_of(*tested_on),
             imbalance=thinning,
-            label_noise=noise,
         ),
         superclasses=superclasses,
     )

@@ -95,7 +95,7 @@ def build(
     _refuse_other_layer(config)
     if config.model.frozen:
         _refuse_what_cannot_be_frozen(config)
-    problem, run, model_config = load_problem(config.data), RunFolder(folder), config.model
+    problem, run, model_config = load_problem(config.data, config.seed), RunFolder(folder), config.model
     # Checkpoints of a frozen network hold its last layer alone; the rest is in its best weights, once it has some.
     holds_all_weights = run.continues and (run.has(BEST) or not config.model.frozen)
     if holds_all_weights:  # they replace any others

@@ -225,7 +225,8 @@ def load_run_problem(run: RunFolder, root: str = "") -> Problem:
     config = run.config
     if not root and config.data.root and not Path(config.data.root).expanduser().exists():
         raise ShortlistError(f"the data of {run.path} is not at {config.data.root}: say with --root where it is now")
-    problem = with_added_classes(load_problem(replace(config.data, root=root or config.data.root)), run)
+    data = replace(config.data, root=root or config.data.root)
+    problem = with_added_classes(load_problem(data, config.seed), run)
     refuse_other_data(problem, run)
     return normalised_as_recorded(problem, config, run)
 

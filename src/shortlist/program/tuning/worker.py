@@ -176,7 +176,7 @@ class Worker:
 
         report_new_epochs(epochs_done(run, config, self._say))  # the run may have been started, or finished, before
         if len(values) == epochs:
-            problem = load_problem(config.data)  # values on other data must not be compared
+            problem = load_problem(config.data, config.seed)  # values on other data must not be compared
             refuse_other_data(problem, run)
             refuse_other_training_images(problem, run)
         else:
