@@ -60,7 +60,7 @@ class DataConfig:
     fit: Fit = "crop"
     """How images become square, for data read from files: crop the middle, or pad them, so that nothing is cut off."""
     image_size: int = 0
-    """Side of the images in pixels, for data read from files; 0 is the usual size of the data set."""
+    """Side of the images in pixels; 0 is the usual size of the data set. Smaller images are enlarged."""
     canvas: int = 0
     """Read every image once, training images as squares of this side that are cropped on the device; 0 is off."""
     normalise: Literal["auto", "data", "network"] = "auto"

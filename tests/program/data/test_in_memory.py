@@ -1,16 +1,19 @@
 """Data held as one tensor."""
 
 import warnings
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from torchvision.transforms.v2.functional import to_pil_image
 
 from shortlist.errors import ShortlistError
 from shortlist.program.config import DataConfig
 from shortlist.program.data.augment import CropAndFlip, SmallAffine
 from shortlist.program.data.base import Preprocess
+from shortlist.program.data.image_io import evaluation_transform
 from shortlist.program.data.in_memory import TensorSplit, refuse_settings_of_files
 
 CPU = torch.device("cpu")
@@ -93,13 +96,40 @@ def test_a_thumbnail_is_the_stored_picture() -> None:
     assert picture.dtype == torch.uint8
 
 
-@pytest.mark.parametrize("settings", [{"image_size": 64}, {"randaugment": 9}, {"fit": "pad"}])
+@pytest.mark.parametrize("settings", [{"canvas": 64}, {"randaugment": 9}, {"fit": "pad"}])
 def test_settings_of_image_files_are_refused_for_images_in_memory(settings: dict[str, Any]) -> None:
-    refuse_settings_of_files(DataConfig(image_size=0), 28)
-    refuse_settings_of_files(DataConfig(image_size=28), 28)
+    refuse_settings_of_files(DataConfig(), 28)
     ((name, value),) = settings.items()
     with pytest.raises(ShortlistError, match=rf"data\.{name} .* must be (0|crop) for glyphs, got {value}"):
         refuse_settings_of_files(DataConfig(**settings), 28)
+
+
+@pytest.mark.parametrize(("size", "side", "rule"), [(27, 28, "0 or at least 28"), (28, 0, "0")])
+def test_images_in_memory_are_enlarged_and_never_shrunk(size: int, side: int, rule: str) -> None:
+    for allowed in (0, side, 4 * side):
+        refuse_settings_of_files(DataConfig(image_size=allowed), side)
+    with pytest.raises(ShortlistError, match=rf"data\.image_size must be {rule} for glyphs, got {size}"):
+        refuse_settings_of_files(DataConfig(image_size=size), side)
+
+
+@pytest.mark.parametrize("side", [17, 48])
+def test_an_enlarged_image_is_what_prediction_makes_of_it(side: int) -> None:
+    larger = replace(GREY, resize=side, crop=side)
+    split = images_split(augmented=False).with_preprocess(larger)
+    inputs = torch.stack(list(all_inputs(split, [torch.arange(40)], None).values()))
+    transform = evaluation_transform(larger)
+    predicted = torch.stack([transform(to_pil_image(image)) for image in split.inputs])
+    one_step_of_brightness = 1 / 255 / larger.std[0]  # Pillow rounds to whole ones
+    torch.testing.assert_close(inputs, larger.normalise(predicted), atol=1.01 * one_step_of_brightness, rtol=0)
+
+
+def test_augmentation_comes_before_enlarging() -> None:
+    split = images_split()
+    plan = [torch.arange(40)]
+    small = torch.stack(list(all_inputs(split, plan, 3).values()))
+    large = all_inputs(split.with_preprocess(replace(GREY, resize=36, crop=36)), plan, 3)
+    middles = torch.stack(list(large.values()))[..., 1::3, 1::3]  # three times the side: they lie on the pixels
+    torch.testing.assert_close(middles, small)
 
 
 @pytest.mark.parametrize("at_once", [1, 16, 2048])

@@ -2,11 +2,12 @@
 
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Self
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from shortlist.errors import ShortlistError
@@ -78,7 +79,7 @@ class TensorSplit(Split):
         all_inputs, all_labels = self._copies[device]
         # The whole plan is copied at once: a copy for each batch would be a wait for each batch.
         sizes = [len(batch) for batch in plan]
-        together = max(1, self.prepared_at_once // max(*sizes, 1))
+        together = max(1, self.prepared_at_once // (self._times_larger * max(*sizes, 1)))
         groups = [sizes[start : start + together] for start in range(0, len(sizes), together)]
         plan_on_device = torch.split(torch.cat(list(plan)).to(device), [sum(group) for group in groups])
         for indices, group in zip(plan_on_device, groups, strict=True):
@@ -89,7 +90,17 @@ class TensorSplit(Split):
     def _prepared(self, inputs: Tensor, indices: Tensor, augment_seed: int | None) -> Tensor:
         if self.augmentation is not None and augment_seed is not None:
             inputs = self.augmentation(inputs, uniform_for(indices, augment_seed, self.augmentation.columns))
-        return self.preprocess.normalise(inputs) if self.preprocess is not None else inputs.float()
+        if self.preprocess is None:
+            return inputs.float()
+        images, side = self.preprocess.normalise(inputs), self.preprocess.crop
+        if images.shape[-1] == side:
+            return images
+        return F.interpolate(images, size=(side, side), mode="bilinear", align_corners=False)
+
+    @property
+    def _times_larger(self) -> int:
+        """How many times the pixels of an image its network sees."""
+        return max(1, (self.preprocess.crop // self.inputs.shape[-1]) ** 2) if self.preprocess is not None else 1
 
     def fingerprint(self) -> Fingerprint | None:
         return {"names": f"{len(self)} rows", "sizes": self._digest}
@@ -144,6 +155,8 @@ def tensor_problem(
     superclasses: tuple[str, ...] = (),
 ) -> Problem:
     """A problem from the rows of ``train`` and, where the data has them, ``val`` and ``test``."""
+    if preprocess is not None and config.image_size:
+        preprocess = replace(preprocess, resize=config.image_size, crop=config.image_size)
     splits, held_out = hold_out_missing(given, classes, config)
     whole, test = splits["train"], splits["test"]
     train, thinning = thin_classes(whole, len(classes), config)
@@ -155,7 +168,7 @@ def tensor_problem(
         train=TensorSplit(train.inputs, train.labels, preprocess, augmentation if config.augment == "auto" else None),
         val=TensorSplit(val.inputs, val.labels, preprocess),
         test=TensorSplit(test.inputs, test.labels, preprocess),
-        input_shape=tuple(train.inputs.shape[1:]),
+        input_shape=_input_shape(train.inputs, preprocess),
         preprocess=preprocess,
         facts=DataFacts(
             held_out={f"{split}_indices": tuple(indices.tolist()) for split, indices in held_out.items()},
@@ -165,6 +178,12 @@ def tensor_problem(
         ),
         superclasses=superclasses,
     )
+
+
+def _input_shape(inputs: Tensor, preprocess: Preprocess | None) -> tuple[int, ...]:
+    if preprocess is None:
+        return tuple(inputs.shape[1:])
+    return (preprocess.channels, preprocess.crop, preprocess.crop)
 
 
 def digest_of(*tensors: Tensor) -> str:
@@ -180,15 +199,17 @@ def refuse_settings_of_files(config: DataConfig, side: int) -> None:
 
     Args:
         config: The settings of the data.
-        side: Side of the images as they are, which may be asked for; 0 for embeddings.
+        side: Side of the images as they are, which can be enlarged; 0 for embeddings.
     """
     for name, value, allowed in (
-        ("image_size", config.image_size, (0, side)),
-        ("canvas", config.canvas, (0,)),
-        ("randaugment", config.randaugment, (0,)),
-        ("fit", config.fit, ("crop",)),
+        ("canvas", config.canvas, 0),
+        ("randaugment", config.randaugment, 0),
+        ("fit", config.fit, "crop"),
     ):
-        if value not in allowed:
+        if value != allowed:
             raise ShortlistError(
-                f"data.{name} is for data read from files and must be {allowed[0]} for {config.name}, got {value}"
+                f"data.{name} is for data read from files and must be {allowed} for {config.name}, got {value}"
             )
+    if config.image_size and not 0 < side <= config.image_size:
+        allowed = f"0 or at least {side}" if side else "0"
+        raise ShortlistError(f"data.image_size must be {allowed} for {config.name}, got {config.image_size}")

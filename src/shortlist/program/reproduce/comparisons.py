@@ -192,6 +192,22 @@ CONTENDERS = {candidate.name: candidate for candidate in _LISTED}
 # All validation images are one batch, for the speed of a GPU: they are seen after each of 200 short epochs.
 _LONG_TAIL: Changes = {"optim.weight_decay": 8e-4, "train.eval_batch_size": 5000}
 
+# Enlarged, because the network has seen larger images.
+_LONG_TAIL_LARGE: Changes = {"data.name": "cifar100", "data.imbalance": 100, "data.fit": "crop", "data.image_size": 128}
+_FINE_TUNED = (
+    "cross_entropy",
+    "balanced_softmax",
+    "balanced_softmax_cosine",
+    "ldam",
+    "ldam_prior",
+    "imbalanced_k1",
+    "imbalanced_k5",
+    "imbalanced_k135",
+    "topk_ce_all_prior",
+    "mixture_k5",
+    "mixture_imbalanced_k5",
+)
+
 _ALL = (
     Comparison(
         name="rare-feathers-frozen",
@@ -201,28 +217,36 @@ _ALL = (
         search=("optim.weight_decay=1e-3,1",),
     ),
     Comparison(
+        name="rare-cifar100-lt-frozen",
+        title="CIFAR-100-LT, the last layer alone on frozen features",
+        recipe="feathers_frozen",
+        changes=_LONG_TAIL_LARGE,
+        candidates=tuple(CONTENDERS),
+        search=("optim.weight_decay=1e-3,1",),
+        remarks="Features of EfficientNet-Lite0, of images enlarged to 128 pixels.",
+    ),
+    Comparison(
         name="rare-feathers",
         title="Feathers, fine-tuned from EfficientNet-Lite0",
         recipe="feathers_lite",
         # Twice the recipe's batches, for the speed of a GPU, and a learning rate to match.
         changes={"data.canvas": 144, "train.batch_size": 128, "optim.lr": 0.03},
-        candidates=(
-            "cross_entropy",
-            "balanced_softmax",
-            "balanced_softmax_cosine",
-            "ldam",
-            "ldam_prior",
-            "imbalanced_k1",
-            "imbalanced_k5",
-            "imbalanced_k135",
-            "topk_ce_all_prior",
-            "mixture_k5",
-            "mixture_imbalanced_k5",
-        ),
+        candidates=_FINE_TUNED,
         search=("optim.lr=0.01,0.1",),
         trials=5,
         search_epochs=4,
         remarks="Training images are read once and cropped on the GPU (`data.canvas`).",
+    ),
+    Comparison(
+        name="rare-cifar100-lt-lite",
+        title="CIFAR-100-LT, fine-tuned from EfficientNet-Lite0",
+        recipe="feathers_lite",
+        changes={**_LONG_TAIL_LARGE, "train.batch_size": 128, "optim.lr": 0.03},
+        candidates=_FINE_TUNED,
+        search=("optim.lr=0.01,0.1",),
+        trials=5,
+        search_epochs=4,
+        remarks="Images are enlarged to 128 pixels.",
     ),
     Comparison(
         name="rare-cifar100-lt",

@@ -141,9 +141,17 @@ def test_a_changed_file_is_refused_by_its_checksum(small: Path) -> None:
         load(small)
 
 
-def test_another_size_is_refused(small: Path) -> None:
+def test_images_can_be_enlarged_for_a_network_of_larger_ones(small: Path) -> None:
+    problem = load(small, image_size=48)
+    assert problem.input_shape == (3, 48, 48)
+    inputs, _, _ = next(problem.train.batches([torch.arange(3)], torch.device("cpu"), augment_seed=0))
+    assert inputs.shape == (3, 3, 48, 48)
+    assert problem.facts == load(small).facts, "the same images"
+
+
+def test_a_smaller_size_is_refused(small: Path) -> None:
     with pytest.raises(ShortlistError, match="image_size"):
-        load(small, image_size=64)
+        load(small, image_size=16)
 
 
 @needs_the_real_files
