@@ -55,14 +55,14 @@ def test_the_order_is_that_of_the_validation_images() -> None:
         entry("cross_entropy", 0.4, 0.5, 0.5),
         entry("ldam", 0.6, 0.7, 0.7, failure="diverged"),
         entry("ldam_prior", 0.8, 0.8, 0.8, dropped=True),
-        entry("balanced_softmax", 0.5, 0.51, 0.6),
+        entry("balanced_softmax_cosine", 0.5, 0.51, 0.6),
     )
     names = [entry.candidate.name for entry in found.entries]
-    assert names == ["balanced_softmax", "cross_entropy", "ldam_prior", "ldam"]
+    assert names == ["balanced_softmax_cosine", "cross_entropy", "ldam_prior", "ldam"]
     assert found.leader is found.entries[0]
     assert found.baseline is found.entries[1]
     command = winner_command(found)
-    assert command == "shortlist train embeddings --loss.name balanced_softmax"
+    assert command == "shortlist train embeddings --model.head scaled_cosine"
 
 
 def test_every_candidate_has_a_line_that_names_its_settings() -> None:

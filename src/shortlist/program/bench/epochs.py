@@ -89,7 +89,6 @@ def _tiny(folder: Path) -> RunConfig:
     return replace(
         config,
         data=replace(config.data, root=str(file), val_fraction=0.2),
-        model=replace(config.model, head="linear"),
         loss=NoisedTopKHingeConfig(k=2),
         train=replace(config.train, epochs=_EPOCHS, batch_size=16, ks=(1, 2)),
     )

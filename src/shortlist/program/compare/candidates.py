@@ -94,13 +94,14 @@ _LISTED = (
         loss="ldam",
         label="LDAM",
         what="cross-entropy on cosines, with larger margins for rare classes",
+        changes={"loss.max_margin": 0.2},
     ),
     Candidate(
         name="ldam_prior",
         loss="ldam",
         label="LDAM with prior",
         what="the same with the class sizes in it",
-        changes={"loss.prior": 1.0},
+        changes={"loss.prior": 1.0, "loss.max_margin": 0.2},
     ),
     Candidate(
         name="imbalanced_noised_topk_hinge",

@@ -8,7 +8,7 @@ import itertools
 import json
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from shortlist.errors import ShortlistError
 from shortlist.program import recipes
 from shortlist.program.atomic_files import write_file
 from shortlist.program.compare.intervals import interval
-from shortlist.program.config import RunConfig, changed
+from shortlist.program.config import Changes, RunConfig, changed
 from shortlist.program.data.base import SPLITS, Problem, evaluation_plan
 from shortlist.program.predicting.add_class import add_classes
 from shortlist.program.predicting.predictor import load
@@ -33,9 +33,22 @@ from shortlist.program.training.loop import train
 
 NAME = "add-class"
 RECIPE = "feathers_frozen"
-LOSSES = ("balanced_softmax", "imbalanced_noised_topk_hinge")
+LOSSES: dict[str, Changes] = {
+    "balanced_softmax": {},
+    "imbalanced_noised_topk_hinge": {"loss.k": (1, 3, 5), "loss.epsilon": 0.02, "loss.scale": 20.0},
+}
+"""A loss on a linear and one on a cosine layer, with its settings."""
 SEEDS = (0, 1, 2)
 EPOCHS = 15
+_ON_FEATURES: Changes = {
+    "data.name": "embeddings",
+    "data.fit": "crop",
+    "data.image_size": 0,
+    "model.name": "none",
+    "model.frozen": False,
+    "model.weights": "",
+    "train.epochs": EPOCHS,
+}
 _HELD_OUT, _FEWEST, _K = 20, 5, 5
 _PHOTOS = (1, 5, None)
 
@@ -104,7 +117,7 @@ def measure_additions(
     *,
     results: Path,
     seeds: Sequence[int] = SEEDS,
-    losses: Sequence[str] = LOSSES,
+    losses: Collection[str] = tuple(LOSSES),
     say: Say = lambda message: None,
 ) -> list[AddedResult]:
     """Train with and without the held-out classes, add them, and write what the test images say of both.
@@ -113,7 +126,7 @@ def measure_additions(
         root: Of the data; empty for the usual place.
         results: Folder of the file.
         seeds: Of the trainings, and of which classes are held out.
-        losses: Their names.
+        losses: Their names, some of ``LOSSES``.
         say: Called with messages.
     """
     recipe = changed(recipes.build(RECIPE), {"data.root": root})
@@ -122,11 +135,7 @@ def measure_additions(
         work = Path(name)
         problem = build(recipe, work / "features").problem
         for seed, loss in itertools.product(seeds, losses):
-            config = changed(
-                recipes.with_loss(recipe, loss),
-                {"model.frozen": False, "model.weights": "", "model.name": "none", "data.name": "embeddings"}
-                | {"data.fit": "crop", "data.image_size": 0, "train.epochs": EPOCHS, "seed": seed},
-            )
+            config = changed(recipes.with_loss(recipe, loss), {**_ON_FEATURES, **LOSSES[loss], "seed": seed})
             found += _measured(config, _held_out(problem, seed), work / f"{loss}-{seed}", say)
     path = results / f"{NAME}.json"
     lines = ",\n".join(json.dumps(asdict(result), allow_nan=False) for result in found)
