@@ -104,10 +104,12 @@ _LISTED = (
         changes={"loss.prior": 1.0, "loss.max_margin": 0.2},
     ),
     Candidate(
-        name="imbalanced_noised_topk_hinge",
+        name="imbalanced_several_k",
         loss="imbalanced_noised_topk_hinge",
-        label="Imbalanced noised top-K hinge",
-        what="the paper's loss for classes of different sizes",
+        label="Imbalanced noised top-K hinge, several K",
+        what="the paper's loss for classes of different sizes, for K = 1, 3 and 5 at once (up to your K)",
+        changes={"loss.epsilon": 0.02, "loss.scale": 20.0},
+        ks=few_to,
     ),
     Candidate(
         name="noised_several_k",
