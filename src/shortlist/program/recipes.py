@@ -250,7 +250,7 @@ def feathers_frozen() -> RunConfig:
 
 
 def _rare_classes_loss() -> LossConfig:
-    """Without settings, and on no set behind cross-entropy by more than chance explains (docs/rare-classes.md)."""
+    """It has no settings, and least often falls behind corrected cross-entropy (docs/rare-classes.md)."""
     return BalancedSoftmaxConfig(k=5)
 
 
