@@ -15,7 +15,7 @@ from shortlist.program import recipes
 from shortlist.program.cli import commands
 from shortlist.program.cli import main as cli
 from shortlist.program.config import RunConfig, changed, differences
-from shortlist.program.losses import NoisedTopKHingeConfig
+from shortlist.program.losses import LDAMConfig, NoisedTopKHingeConfig
 from shortlist.program.runs.folder import RunFolder
 from shortlist.program.training.callbacks import Callback
 from shortlist.program.training.evaluate import Evaluation
@@ -88,11 +88,11 @@ def test_a_search_that_would_be_forgotten_is_refused(small_arguments: list[str])
 
 
 @pytest.mark.parametrize("option", ["--loss.max-margin {}", "--loss.max_margin {}", "--loss.max-margin={}"])
-def test_what_was_typed_was_set_even_if_it_is_the_recipes_value(
+def test_what_was_typed_was_set_even_if_it_is_the_default(
     option: str, small_arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    typed = option.format(recipes.build("embeddings").loss.settings()["max_margin"])
+    typed = option.format(LDAMConfig().max_margin)
     with pytest.raises(ShortlistError, match=r"loss\.max_margin .*ldam"):
         commands.tune([*small_arguments, "--loss.name", "ldam", *typed.split()])
 
@@ -177,8 +177,8 @@ def test_a_study_that_has_finished_trains_nothing_more(config: RunConfig, epochs
 
 
 def test_a_number_typed_as_it_was_opens_the_same_study() -> None:
-    """The recipe says 5 draws, and the command line 5.0."""
-    config = recipes.build("embeddings")
+    """The loss says 5 draws, and the command line 5.0."""
+    config = recipes.with_loss(recipes.build("embeddings"), "noised_topk_hinge")
     typed = changed(config, {"loss.n_samples": float(config.loss.settings()["n_samples"])})
     assert study_name(typed, {}) == study_name(config, {})
 
