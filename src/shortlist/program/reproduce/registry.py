@@ -138,7 +138,7 @@ def _superclass_cells() -> list[Cell]:
 
 
 def _exact_cells() -> list[Cell]:
-    draws = {"noised": {}, "exact": {"loss.n_samples": "inf"}}
+    draws: dict[str, Changes] = {"noised": {}, "exact": {"loss.n_samples": "inf"}}
     return [
         Cell(f"{p}", column, 5, _label_noise_recipe("noised", p), changes)
         for p in _LABEL_NOISE
