@@ -18,8 +18,8 @@ def put_image(path: Path, colour: Colour = (200, 100, 50), size: tuple[int, int]
     return path
 
 
-def put_classes(folder: Path, counts: dict[str, int]) -> None:
+def put_classes(folder: Path, counts: dict[str, int], size: tuple[int, int] = (40, 30)) -> None:
     """``folder/<class>/<number>.png`` for each class."""
     for number, (name, count) in enumerate(counts.items()):
         for image in range(count):
-            put_image(folder / name / f"{image}.png", colour_of(number))
+            put_image(folder / name / f"{image}.png", colour_of(number), size)

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from shortlist.errors import ShortlistError
 from shortlist.program.config import DataConfig
+from shortlist.program.data.catalogue import load_problem
 from shortlist.program.data.image_folder import (
     FileSplit,
     _Reader,
@@ -24,7 +25,7 @@ from shortlist.program.data.image_folder import (
 from shortlist.program.data.image_io import (
     MakeTransform,
     RandAugment,
-    Transform,
+    evaluation_transform,
     file_preprocess,
     random_place_and_flip,
     random_resized_crop_and_flip,
@@ -45,9 +46,9 @@ def folder(tmp_path: Path) -> Path:
 
 def split_of(folder: Path, *, workers: int = 0, on_bad_image: str = "fail", augmented: bool = True) -> FileSplit:
     config = DataConfig(name="folder", workers=workers, on_bad_image=on_bad_image)  # type: ignore[arg-type]
-    transform: Transform | None = random_resized_crop_and_flip(PREPROCESS) if augmented else None
+    make: MakeTransform = random_resized_crop_and_flip if augmented else evaluation_transform
     files = [f"{number}.png" for number in range(COUNT)]
-    return FileSplit(folder, files, torch.arange(COUNT) % 5, PREPROCESS, config, transform)
+    return FileSplit(folder, files, torch.arange(COUNT) % 5, PREPROCESS, config, make)
 
 
 def plan_of(*sizes: int) -> list[Tensor]:
@@ -106,6 +107,18 @@ def test_without_a_training_transform_the_seed_does_nothing(folder: Path) -> Non
     split = split_of(folder, augmented=False)
     plan = plan_of(4)
     assert torch.equal(next(split.batches(plan, CPU, 1))[0], next(split.batches(plan, CPU))[0])
+
+
+@pytest.mark.parametrize("randaugment", [0, 5])
+def test_training_pads_with_the_colour_of_evaluation(tmp_path: Path, randaugment: int) -> None:
+    """The colour is the mean of the network's weights, which replaces that of the data when a run begins."""
+    put_classes(tmp_path, {"cat": 8, "dog": 8}, size=(4, 40))
+    data = DataConfig(name="folder", root=str(tmp_path), fit="pad", image_size=32, workers=0, randaugment=randaugment)
+    problem = load_problem(data, 0).normalised_with((0.1, 0.2, 0.3), (0.01, 0.01, 0.01))
+    evaluated = next(problem.train.batches(plan_of(8), CPU))[0][:, :, 0, 0]
+    trained = next(problem.train.batches(plan_of(8), CPU, augment_seed=1))[0]
+    is_padding = (trained == evaluated[:, :, None, None]).all(1)
+    assert bool(is_padding.any())  # of some images: RandAugment changes the colours of others
 
 
 def test_reading_leaves_the_global_random_numbers_alone(folder: Path) -> None:

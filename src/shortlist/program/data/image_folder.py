@@ -4,7 +4,7 @@ import hashlib
 import os
 import re
 import signal
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -183,7 +183,7 @@ class FileSplit(Split):
         labels: ``(N,)`` int64.
         preprocess: How an image becomes the network's input.
         config: Number of workers, and what to do with unreadable images.
-        training_transform: Replaces the central crop in batches with a seed.
+        make_training_transform: Makes what replaces the central crop in batches with a seed.
     """
 
     def __init__(
@@ -193,14 +193,14 @@ class FileSplit(Split):
         labels: Tensor,
         preprocess: Preprocess,
         config: DataConfig,
-        training_transform: Transform | None = None,
+        make_training_transform: Callable[[Preprocess], Transform] = evaluation_transform,
     ) -> None:
         assert len(files) == len(labels)
         self.root = root
         self.files = files
         self.labels = labels
         self.preprocess: Preprocess = preprocess
-        self.training_transform = training_transform
+        self._make_training_transform = make_training_transform
         self.workers = config.workers
         self.fails_on_bad_image = config.on_bad_image == "fail"
         self.skipped: list[str] = []
@@ -210,14 +210,18 @@ class FileSplit(Split):
     ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         if not plan:
             return
-        transform = self.training_transform if augment_seed is not None else None
-        transform = transform or evaluation_transform(self.preprocess)
+        transform = evaluation_transform(self.preprocess) if augment_seed is None else self.training_transform
         on_gpu = device.type == "cuda"
         labels = self.labels.to(device)
         for batch in self._read(plan, transform, augment_seed, pin_memory=on_gpu):
             indices = batch.indices.to(device, non_blocking=on_gpu)
             images = batch.images.to(device, non_blocking=on_gpu)
             yield self.preprocess.normalise(images), labels[indices], indices
+
+    @property
+    def training_transform(self) -> Transform:
+        """Made for the preprocessing of today: padding has its mean colour, which weights to start from may change."""
+        return self._make_training_transform(self.preprocess)
 
     def held(self, transform: Transform) -> tuple[Held, Tensor]:
         """What the transform makes of every image, read once, and ``(N, 2)`` their widths and heights.
@@ -372,10 +376,10 @@ def file_problem(
     train, thinning = thin_classes(splits["train"], len(classes), config)
     val = thin_validation(splits["val"], len(classes), config)
     preprocess = file_preprocess(config.image_size, config.fit)
-    transform = _training_transform(config, preprocess, random_crop)
+    make_transform = _training_transform(config, random_crop)
     return Problem(
         classes=tuple(classes),
-        train=FileSplit(root, train.files, train.labels, preprocess, config, transform),
+        train=FileSplit(root, train.files, train.labels, preprocess, config, make_transform),
         val=FileSplit(root, val.files, val.labels, preprocess, config),
         test=FileSplit(root, test.files, test.labels, preprocess, config),
         input_shape=(3, preprocess.crop, preprocess.crop),
@@ -390,14 +394,18 @@ def file_problem(
     )
 
 
-def _training_transform(config: DataConfig, preprocess: Preprocess, random_crop: MakeTransform) -> Transform:
+def _training_transform(config: DataConfig, random_crop: MakeTransform) -> Callable[[Preprocess], Transform]:
     if config.canvas and config.fit == "crop" and random_crop is not random_resized_crop_and_flip:
         raise ShortlistError(
             f"data.canvas must be 0 for {config.name}, whose training images are cropped as in the paper, "
             f"got {config.canvas}"
         )
-    changes = (RandAugment(config.randaugment, preprocess),) if config.randaugment else ()
-    if config.augment == "none":
-        return evaluation_transform(preprocess, *changes)
     make = random_place_and_flip if config.fit == "pad" else random_crop
-    return make(preprocess, *changes)
+    if config.augment == "none":
+        make = evaluation_transform
+
+    def transform(preprocess: Preprocess) -> Transform:
+        changes = (RandAugment(config.randaugment, preprocess),) if config.randaugment else ()
+        return make(preprocess, *changes)
+
+    return transform
