@@ -146,6 +146,8 @@ class OptimConfig:
     """Momentum of SGD; the first beta of AdamW."""
     weight_decay: float = 1e-4
     """Weight decay."""
+    standardise: bool = False
+    """Train a linear last layer on fixed features as if they had mean 0 and deviation 1, whatever they are."""
     schedule: Literal["step", "cosine", "constant"] = "step"
     """How the learning rate falls: by `decay` at each milestone, along a cosine to zero, or not at all."""
     milestones: tuple[float, ...] = ()
@@ -256,6 +258,11 @@ class RunConfig:
             raise ShortlistError(f"train.select must use one of train.ks = {self.train.ks}, got {self.train.select!r}")
 
     @property
+    def has_fixed_features(self) -> bool:
+        """True if the last layer alone is trained."""
+        return self.model.frozen or self.data.name == "embeddings"
+
+    @property
     def all_ks(self) -> tuple[int, ...]:
         """Every K that is measured: those of the metrics and those of the loss."""
         return tuple(sorted({*self.train.ks, *self.loss.ks}))
@@ -314,6 +321,7 @@ NEUTRAL: dict[str, Any] = {
     "loss.class_weights": "none",
     "loss.weight_from": 0.0,
     "optim.head_lr_factor": 1.0,
+    "optim.standardise": False,
     "loss.margin": 1.0,
     "loss.relative": False,
     "train.correct_prior": "auto",  # it changes neither the weights nor the plain results

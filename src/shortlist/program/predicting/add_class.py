@@ -240,10 +240,9 @@ def _known(run: RunFolder, model: Classifier, problem: Problem, say: Say) -> tup
     if config.model.frozen:
         digest = weights_digest(model.backbone)
         problem = with_features(problem, model.backbone, digest, config, device, [_Messages(say)])
-    keeps_features = config.model.frozen or config.data.name == "embeddings"
-    most = None if keeps_features else _MOST_IMAGES
-    backbone: nn.Module = nn.Identity() if keeps_features else model.backbone
-    if not keeps_features:
+    most = None if config.has_fixed_features else _MOST_IMAGES
+    backbone: nn.Module = nn.Identity() if config.has_fixed_features else model.backbone
+    if not config.has_fixed_features:
         total = sum(min(_MOST_IMAGES, len(split)) for split in (problem.train, problem.val))
         say(f"computing the features of {counted(total, 'image')}")
     train, train_indices = _rows(problem.train, backbone, config.train.precision, most or _MOST_TRAIN)
@@ -254,7 +253,7 @@ def _known(run: RunFolder, model: Classifier, problem: Problem, say: Say) -> tup
     val, val_indices = _rows(problem.val, backbone, config.train.precision, most)
     some = slice(None, None, math.ceil(len(val) / _MOST_VAL))
     known = Known(train, labels, val[some], problem.val.labels[val_indices][some])
-    if not keeps_features or len(problem.test) == 0:
+    if not config.has_fixed_features or len(problem.test) == 0:
         return known, None
     test, test_indices = _rows(problem.test, backbone, config.train.precision, most)
     splits = {"val": (problem.val, val, val_indices), "test": (problem.test, test, test_indices)}

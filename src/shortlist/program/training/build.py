@@ -30,6 +30,7 @@ from shortlist.program.seeds import mix_seed
 from shortlist.program.training.callbacks import Callback
 from shortlist.program.training.features import weights_digest, with_features
 from shortlist.program.training.mixing import Mixing
+from shortlist.program.training.standardise import StandardisedInputs, mean_and_deviation
 from shortlist.program.training.step import AUGMENT, INIT, ORDER, Step, scales_gradients
 
 
@@ -95,6 +96,11 @@ def build(
     _refuse_other_layer(config)
     if config.model.frozen:
         _refuse_what_cannot_be_frozen(config)
+    if config.optim.standardise and not config.has_fixed_features:
+        raise ShortlistError(
+            "optim.standardise needs features that stay the same, and here the whole network is trained: add "
+            "--model.frozen or --optim.no-standardise"
+        )
     problem, run, model_config = load_problem(config.data, config.seed), RunFolder(folder), config.model
     # Checkpoints of a frozen network hold its last layer alone; the rest is in its best weights, once it has some.
     holds_all_weights = run.continues and (run.has(BEST) or not config.model.frozen)
@@ -131,7 +137,11 @@ def build(
         problem = with_canvases(problem, config.data, say)
     model: Any = torch.compile(trained) if config.train.compile else trained
     fused = fabric.device.type == "cuda" and not scales_gradients(config)
-    model, optimizer = fabric.setup(model, build_optimizer(config.optim, trained, fused=fused))
+    own_optimizer = build_optimizer(config.optim, trained, fused=fused)
+    model, optimizer = fabric.setup(model, own_optimizer)
+    if config.optim.standardise and isinstance(network.head, nn.Linear):  # cosines have no use for it
+        mean, deviation = mean_and_deviation(problem.train)
+        StandardisedInputs(network.head, mean.to(fabric.device), deviation).attach(own_optimizer)
     steps = len(_plan(config, fabric, problem, 0))
     if steps == 0:
         raise ShortlistError(
