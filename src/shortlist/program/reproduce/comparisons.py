@@ -62,7 +62,12 @@ class Comparison:
         if scale == "smoke":
             from shortlist.program.reproduce import tiny_data
 
-            whole = {"model.frozen": False, "model.weights": "", "optim.head_lr_factor": 1}
+            whole = {
+                "model.frozen": False,
+                "model.weights": "",
+                "optim.head_lr_factor": 1,
+                "optim.standardise": False,
+            }
             no_files = {"data.fit": "crop", "data.image_size": 0, "data.canvas": 0}
             tiny = {**TINY, **whole, **no_files, "data.root": str(tiny_data.path(Path("runs"))), "train.epochs": 1}
             return changed(recipe, {**measured, **self.changes, **tiny})
@@ -194,6 +199,8 @@ _LONG_TAIL: Changes = {"optim.weight_decay": 8e-4, "train.eval_batch_size": 5000
 
 # Enlarged, because the network has seen larger images.
 _LONG_TAIL_LARGE: Changes = {"data.name": "cifar100", "data.imbalance": 100, "data.fit": "crop", "data.image_size": 128}
+# What the recipe was when these were published.
+_EARLIER_STEPS: Changes = {"optim.lr": 3e-3, "optim.weight_decay": 1e-4, "optim.standardise": False}
 _FINE_TUNED = (
     "cross_entropy",
     "balanced_softmax",
@@ -213,6 +220,7 @@ _ALL = (
         name="rare-feathers-frozen",
         title="Feathers, the last layer alone on frozen features",
         recipe="feathers_frozen",
+        changes=_EARLIER_STEPS,
         candidates=tuple(CONTENDERS),
         search=("optim.weight_decay=1e-3,1",),
     ),
@@ -220,7 +228,7 @@ _ALL = (
         name="rare-cifar100-lt-frozen",
         title="CIFAR-100-LT, the last layer alone on frozen features",
         recipe="feathers_frozen",
-        changes=_LONG_TAIL_LARGE,
+        changes={**_LONG_TAIL_LARGE, **_EARLIER_STEPS},
         candidates=tuple(CONTENDERS),
         search=("optim.weight_decay=1e-3,1",),
         remarks="Features of EfficientNet-Lite0, of images enlarged to 128 pixels.",
