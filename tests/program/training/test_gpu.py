@@ -207,7 +207,14 @@ def train_losses(config: RunConfig, folder: Path, *, resume: bool = False) -> li
     return [line["train_loss"] for line in outcome(run.path)["metrics"]]
 
 
-@pytest.mark.parametrize("optim", [OptimConfig(lr=0.05), OptimConfig(name="adamw", lr=0.02, clip_norm=1.0)])
+OPTIMISERS = [
+    OptimConfig(lr=0.05),
+    OptimConfig(name="adamw", lr=0.02, clip_norm=1.0),
+    OptimConfig(name="adamw", lr=0.02, standardise=True),
+]
+
+
+@pytest.mark.parametrize("optim", OPTIMISERS)
 def test_a_run_has_the_losses_that_it_has_step_by_step(data: Path, tmp_path: Path, optim: OptimConfig) -> None:
     config = replace(config_for(data), optim=optim)
     by_step = replace(config, train=replace(config.train, cuda_graph=False))
