@@ -39,6 +39,22 @@ def test_the_document_is_rebuilt_exactly_from_the_files(tmp_path: Path) -> None:
     assert write_reproduction(results, shutil.copytree(first, tmp_path / "second")).read_text() == page
 
 
+def test_shorter_runs_move_to_the_appendix_once_longer_ones_have_replaced_them(tmp_path: Path) -> None:
+    short, long = made_up(85.0), made_up(88.0, scale="paper", epochs=300, key="bbbbbbbbbb")
+    for name, numbers in (("before", [short]), ("after", [short, long])):
+        write_results(tmp_path / name / "cifar100-top5.csv", numbers)
+    before, after = (
+        write_reproduction(tmp_path / name, new_docs(tmp_path / f"docs-{name}")).read_text().partition("## Appendix")
+        for name in ("before", "after")
+    )
+    line = "| 0.4 | ours, 100 epochs | 1 |  |  | 85.0 |"
+    assert line in before[0]
+    assert not before[1]
+    assert line not in after[0]
+    assert line in after[2]
+    assert "paper" not in after[2]
+
+
 def test_a_document_is_not_emptied(tmp_path: Path) -> None:
     docs = new_docs(tmp_path / "docs")
     before = (docs / "reproduction.md").read_text()

@@ -3,7 +3,7 @@
 import pytest
 
 from shortlist.program.reproduce.registry import EXPERIMENTS
-from shortlist.program.reproduce.tables import comparison, latest_setups, published
+from shortlist.program.reproduce.tables import comparison, latest_setups, published, shorter_runs
 from tests.support.reproducing import made_up
 
 
@@ -26,10 +26,10 @@ def test_a_table_has_a_line_for_each_length() -> None:
     results = [made_up(85.0), made_up(86.0, seed=1), made_up(88.0, scale="paper", epochs=300)]
     results.append(made_up(79.0, column="cross_entropy", recipe="cifar100_table4_cross_entropy_p40"))
     lines = [line for line in comparison(experiment, results) if line.row == "0.4"]
-    assert [line.source for line in lines] == ["paper, 300 epochs", "ours, 100 epochs", "ours, 300 epochs"]
-    assert [line.seeds for line in lines] == ["4", "1 to 2", "1"]
+    assert [line.source for line in lines] == ["paper, 300 epochs", "ours, 300 epochs", "ours, 100 epochs"]
+    assert [line.seeds for line in lines] == ["4", "1", "1 to 2"]
     shown = [[value.replace("\N{NO-BREAK SPACE}", " ") for value in line.values] for line in lines]
-    assert shown == [["83.6 ± 0.2", "87.4 ± 0.1", "87.8 ± 0.6"], ["79.0", "", "85.5 ± 6.4"], ["", "", "88.0"]]
+    assert shown == [["83.6 ± 0.2", "87.4 ± 0.1", "87.8 ± 0.6"], ["", "", "88.0"], ["79.0", "", "85.5 ± 6.4"]]
 
 
 def test_a_length_that_a_row_was_not_run_at_has_no_line_of_it() -> None:
@@ -37,6 +37,15 @@ def test_a_length_that_a_row_was_not_run_at_has_no_line_of_it() -> None:
     results = [made_up(85.0), made_up(88.0, scale="paper", epochs=300)]
     lines = comparison(EXPERIMENTS["cifar100-top5"], results)
     assert [line.source for line in lines if line.row == "0.0"] == ["paper, 300 epochs", "ours, 100 epochs"]
+
+
+def test_a_line_is_replaced_once_all_its_cells_were_run_longer() -> None:
+    short = [made_up(85.0), made_up(79.0, column="cross_entropy"), made_up(86.0, seed=1)]
+    in_other_row = made_up(92.0, row="0.0")
+    one_longer = [*short, in_other_row, made_up(88.0, scale="paper", epochs=300)]
+    assert shorter_runs(one_longer) == []
+    both_longer = [*one_longer, made_up(83.0, column="cross_entropy", scale="paper", epochs=300)]
+    assert shorter_runs(both_longer) == short
 
 
 @pytest.mark.parametrize(

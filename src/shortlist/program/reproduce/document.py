@@ -1,6 +1,6 @@
 """Rewrites the generated part of docs/reproduction.md from results/*.csv."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from shortlist.errors import ShortlistError
@@ -12,7 +12,12 @@ from shortlist.program.reproduce.experiment import Experiment
 from shortlist.program.reproduce.figures import FIGURES, from_results
 from shortlist.program.reproduce.registry import COLUMN_NAMES, EXPERIMENTS
 from shortlist.program.reproduce.results import Result, read_results, results_file
-from shortlist.program.reproduce.tables import latest_setups, markdown_table
+from shortlist.program.reproduce.tables import (
+    latest_setups,
+    markdown_table,
+    markdown_table_of_runs,
+    shorter_runs,
+)
 from shortlist.program.text import counted
 
 _NAME = "reproduction"
@@ -42,18 +47,24 @@ def write_reproduction(results: Path, docs: Path) -> Path:
             f"there are no results in {results}: work in a clone of the repository, or give a folder by --results"
         )
     page = MarkedPage(docs / f"{_NAME}.md", "shortlist reproduce --document")
-    page.rewrite("\n\n".join([*_tables(results, docs), *_figures(docs)]))
+    found = {name: _results_of(experiment, results) for name, experiment in EXPERIMENTS.items()}
+    page.rewrite("\n\n".join([*_tables(found, docs), *_figures(docs), *_appendix(found)]))
     return page.path
 
 
-def _tables(results: Path, docs: Path) -> Iterator[str]:
+def _results_of(experiment: Experiment, folder: Path) -> list[Result]:
+    path = results_file(folder, experiment, "paper")
+    return latest_setups(read_results(path)) if path.is_file() else []
+
+
+def _tables(results: Mapping[str, Sequence[Result]], docs: Path) -> Iterator[str]:
     for experiment in EXPERIMENTS.values():
-        path = results_file(results, experiment, "paper")
-        found = latest_setups(read_results(path)) if path.is_file() else []
+        found = results[experiment.name]
+        shorter = shorter_runs(found)
         origin = f"`{experiment.source}` of the paper." if experiment.source else "Not in the paper."
         yield f"## {experiment.title}"
         yield f"{origin} `shortlist reproduce {experiment.name}`"
-        yield markdown_table(experiment, found)
+        yield markdown_table(experiment, [result for result in found if result not in shorter])
         if from_results.draw(experiment.name, found, figures_folder(docs)):
             yield _picture(experiment.name)
         yield "\n".join(f"- {note}" for note in _notes(experiment, found))
@@ -122,6 +133,17 @@ def _losses(experiment: Experiment) -> Iterator[str]:
         settings += [f"{name} = {shown(value)}" for name, value in cell.changes.items() if not name.startswith("loss.")]
         described = ", ".join(filter(None, settings))
         yield f"{COLUMN_NAMES.get(column, column)}: `{cell.recipe}`" + (f" ({described})" if described else "")
+
+
+def _appendix(results: Mapping[str, Sequence[Result]]) -> Iterator[str]:
+    shorter = {name: shorter_runs(found) for name, found in results.items()}
+    if any(shorter.values()):
+        yield "## Appendix: shorter runs"
+        yield "Lines whose cells have all been run at a greater length too. The tables above have that length."
+    for name, found in shorter.items():
+        if found:
+            yield f"### {EXPERIMENTS[name].title}, shorter"
+            yield markdown_table_of_runs(EXPERIMENTS[name], found)
 
 
 def _figures(docs: Path) -> Iterator[str]:

@@ -1,7 +1,7 @@
 """Tables of our results beside the paper's numbers, for a terminal and for the document."""
 
 import csv
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -17,6 +17,10 @@ from shortlist.program.reproduce.results import Result
 from shortlist.program.text import counted
 
 _FILE = Path(__file__).with_name("published.csv")
+
+
+Length = tuple[str, int]
+"""A scale and a number of epochs."""
 
 
 @dataclass(frozen=True)
@@ -70,8 +74,20 @@ def latest_setups(results: Sequence[Result]) -> list[Result]:
     ]
 
 
+def shorter_runs(results: Sequence[Result]) -> list[Result]:
+    """Results that longer runs have replaced: all cells of their row and length were run at the greatest length too."""
+    found = []
+    for row in dict.fromkeys(result.row for result in results):
+        longest, *others = _lengths(_of_row(results, row))
+        columns = {length: {result.column for result in _at(results, row, length)} for length in (longest, *others)}
+        for length in others:
+            if columns[length] <= columns[longest]:
+                found += _at(results, row, length)
+    return found
+
+
 def comparison(experiment: Experiment, results: Sequence[Result]) -> list[Line]:
-    """For each row the paper's line, if it has a number, and one of ours for each length that was run.
+    """For each row the paper's line, if it has a number, and one of ours for each length that was run, longest first.
 
     A row that was not run gets an empty line at the shortest length of all, to show what is missing.
     """
@@ -82,18 +98,33 @@ def comparison(experiment: Experiment, results: Sequence[Result]) -> list[Line]:
         of_paper = _line_of_paper(experiment, row)
         if any(of_paper.values):
             lines.append(of_paper)
-        for scale, epochs in _lengths([result for result in results if result.row == row]) or lengths[:1]:
-            here = [result for result in results if (result.row, result.scale, result.epochs) == (row, scale, epochs)]
-            who = "tiny data" if scale == "smoke" else "ours"
-            lines.append(_line_of_ours(experiment, row, f"{who}, {counted(epochs, 'epoch')}", here))
+        lines += _lines_of_ours(experiment, row, results, _lengths(_of_row(results, row)) or lengths[-1:])
         if not lengths:
             lines.append(_line_of_ours(experiment, row, "ours", []))
     return lines
 
 
-def _lengths(results: Sequence[Result]) -> list[tuple[str, int]]:
-    """Scales and numbers of epochs, the shortest first."""
-    return sorted({(result.scale, result.epochs) for result in results}, key=lambda length: length[1])
+def _of_row(results: Sequence[Result], row: str) -> list[Result]:
+    return [result for result in results if result.row == row]
+
+
+def _at(results: Sequence[Result], row: str, length: Length) -> list[Result]:
+    return [result for result in _of_row(results, row) if (result.scale, result.epochs) == length]
+
+
+def _lengths(results: Sequence[Result]) -> list[Length]:
+    """Those that were run, the longest first."""
+    found = {(result.scale, result.epochs) for result in results}
+    return sorted(found, key=lambda length: length[1], reverse=True)
+
+
+def _lines_of_ours(
+    experiment: Experiment, row: str, results: Sequence[Result], lengths: Sequence[Length]
+) -> Iterator[Line]:
+    for scale, epochs in lengths:
+        who = "tiny data" if scale == "smoke" else "ours"
+        source = f"{who}, {counted(epochs, 'epoch')}"
+        yield _line_of_ours(experiment, row, source, _at(results, row, (scale, epochs)))
 
 
 def _line_of_paper(experiment: Experiment, row: str) -> Line:
@@ -158,7 +189,21 @@ def terminal_table(experiment: Experiment, results: Sequence[Result]) -> Table:
 
 
 def markdown_table(experiment: Experiment, results: Sequence[Result]) -> str:
+    return _markdown(experiment, comparison(experiment, results))
+
+
+def markdown_table_of_runs(experiment: Experiment, results: Sequence[Result]) -> str:
+    """What was run alone: no numbers of the paper, and no empty lines."""
+    lines = [
+        line
+        for row in experiment.rows
+        for line in _lines_of_ours(experiment, row, results, _lengths(_of_row(results, row)))
+    ]
+    return _markdown(experiment, lines)
+
+
+def _markdown(experiment: Experiment, lines: Sequence[Line]) -> str:
     headings = _headings(experiment)
     rule = ["---", "---", *("---:" for _ in headings[2:])]
-    lines = [(line.row, line.source, line.seeds, *line.values) for line in comparison(experiment, results)]
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in (headings, rule, *lines))
+    cells = [(line.row, line.source, line.seeds, *line.values) for line in lines]
+    return "\n".join(f"| {' | '.join(row)} |" for row in (headings, rule, *cells))
