@@ -214,6 +214,8 @@ class TrainConfig:
     """Values of K to measure."""
     select: str = "auto"
     """Validation metric that picks the best epoch, such as micro_top1; auto is macro top-K at the K of the loss."""
+    select_corrected: bool = False
+    """Pick the epoch by its accuracy after the correction for class sizes, as the finished run gets it."""
     correct_prior: Literal["auto", "on", "off"] = "auto"
     """Correct scores for class sizes after training, as suits `select` on validation; auto: unless select is micro."""
     logger: tuple[LoggerName, ...] = ("tensorboard",)
@@ -324,6 +326,7 @@ NEUTRAL: dict[str, Any] = {
     "optim.standardise": False,
     "loss.margin": 1.0,
     "loss.relative": False,
+    "train.select_corrected": False,
     "train.correct_prior": "auto",  # it changes neither the weights nor the plain results
 }
 """Settings that are younger than the first published results, each with the value that changes nothing. At that value a

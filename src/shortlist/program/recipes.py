@@ -155,7 +155,11 @@ def folder() -> RunConfig:
     """Your own images in one folder a class: the paper's network for fine-grained images, with a cosine schedule."""
     config = _pretrained_resnet50("folder", _rare_classes_loss())
     # The warm-up spares the pre-trained weights the first gradients, which come from a random last layer.
-    return replace(config, optim=replace(config.optim, schedule="cosine", milestones=(), warmup_epochs=1))
+    return replace(
+        config,
+        optim=replace(config.optim, schedule="cosine", milestones=(), warmup_epochs=1),
+        train=replace(config.train, select_corrected=True),
+    )
 
 
 def folder_lite() -> RunConfig:
@@ -178,7 +182,7 @@ def embeddings() -> RunConfig:
         model=ModelConfig(name="none"),
         loss=_rare_classes_loss(),
         optim=_for_fixed_features(),
-        train=TrainConfig(epochs=30, batch_size=256),
+        train=TrainConfig(epochs=30, batch_size=256, select_corrected=True),
     )
 
 
@@ -240,7 +244,7 @@ def feathers_lite() -> RunConfig:
         model=ModelConfig(name="tf_efficientnet_lite0", weights="package"),
         loss=_rare_classes_loss(),
         optim=OptimConfig(lr=0.02, head_lr_factor=10, schedule="cosine", warmup_epochs=1, weight_decay=1e-4),
-        train=TrainConfig(epochs=12, batch_size=64),
+        train=TrainConfig(epochs=12, batch_size=64, select_corrected=True),
     )
 
 
@@ -260,7 +264,7 @@ def _frozen_lite(data: DataName, fit: Fit) -> RunConfig:
         model=ModelConfig(name="tf_efficientnet_lite0", weights="package", frozen=True),
         loss=_rare_classes_loss(),
         optim=_for_fixed_features(),
-        train=TrainConfig(epochs=30, batch_size=256),
+        train=TrainConfig(epochs=30, batch_size=256, select_corrected=True),
     )
 
 

@@ -13,12 +13,12 @@ import torch
 
 from shortlist import PriorCorrection, ShortlistError, TopKMetrics
 from shortlist.__main__ import main
-from shortlist.program.config import RunConfig, TrainConfig
+from shortlist.program.config import RunConfig, TrainConfig, changed
 from shortlist.program.losses import CrossEntropyConfig
 from shortlist.program.runs.folder import RunFolder
 from shortlist.program.training.evaluate import evaluate_run
 from shortlist.program.training.loop import train
-from tests.support.early_ends import train_until_test
+from tests.support.early_ends import train_until_step, train_until_test
 from tests.support.pictures import put_classes
 from tests.support.small_runs import outcome, photos_config, small_config
 
@@ -106,6 +106,43 @@ def test_it_is_chosen_for_what_selects_the_epochs_but_by_default_not_for_micro(
 ) -> None:
     chosen = TrainConfig(ks=(1, 3), select=select, correct_prior=setting)  # type: ignore[arg-type]
     assert small_config(Path(config.data.root), train=chosen).corrected_metric == metric
+
+
+def by_epoch(run: RunFolder, name: str) -> list[float]:
+    return [line[name] for line in run.metrics()]
+
+
+def test_the_epoch_can_be_chosen_as_the_finished_run_is_corrected(config: RunConfig, tmp_path: Path) -> None:
+    """By the accuracy without the correction, a loss that ignores class sizes may choose an epoch that is worse."""
+    config = changed(config, {"train.epochs": 12, "optim.lr": 0.2, "optim.schedule": "constant"})
+    by_plain = train(config, folder=tmp_path / "plain", quiet=True)
+    run = train(changed(config, {"train.select_corrected": True}), folder=tmp_path / "corrected", quiet=True)
+    plain, corrected = by_epoch(run, "val_macro_top3"), by_epoch(run, "corrected_val_macro_top3")
+    best = outcome(run.path)["final"]["best_epoch"]
+    assert corrected[best] == max(corrected)
+    assert best != outcome(by_plain.path)["final"]["best_epoch"]
+    assert plain[best] < max(plain)
+    # What an epoch is chosen by is what the run records of it in the end.
+    recorded = json.loads((run.path / "correction.json").read_text())
+    assert recorded["val"]["macro_top3"] == pytest.approx(corrected[best], abs=1e-9)
+    assert not any("corrected" in name for line in by_plain.metrics() for name in line)
+
+
+def test_chosen_so_a_run_that_was_stopped_ends_as_an_undisturbed_one(config: RunConfig, tmp_path: Path) -> None:
+    config = changed(config, {"train.select_corrected": True})
+    undisturbed = train(config, folder=tmp_path / "undisturbed", quiet=True)
+    train_until_step(config, tmp_path / "stopped", 40)
+    train(config, folder=tmp_path / "stopped", resume=True, quiet=True)
+    assert outcome(tmp_path / "stopped") == outcome(undisturbed.path)
+
+
+def test_without_a_correction_the_epoch_is_chosen_by_the_plain_accuracy(tmp_path: Path) -> None:
+    even = small_config(write_long_tail(tmp_path / "even.npz", [40] * 8), loss=CrossEntropyConfig(k=3))
+    runs = [
+        train(changed(even, {"train.select_corrected": value}), folder=tmp_path / str(value), quiet=True)
+        for value in (False, True)
+    ]
+    assert outcome(runs[0].path)["metrics"] == outcome(runs[1].path)["metrics"]
 
 
 def test_classes_of_one_size_need_no_correction(tmp_path: Path) -> None:

@@ -169,6 +169,13 @@ def test_the_test_images_are_never_read(config: RunConfig, monkeypatch: pytest.M
     assert states(tune(config, callbacks=[Guard()])) == ["complete"] * 2
 
 
+def test_a_trial_is_worth_what_its_best_epoch_was_chosen_by(config: RunConfig) -> None:
+    corrected = changed(config, {"train.select_corrected": True})
+    for trial in tune(corrected).trials:
+        lines = RunFolder(trial.folder).metrics()
+        assert trial.value == max(line["corrected_val_macro_top3"] for line in lines)
+
+
 def test_a_study_that_has_finished_trains_nothing_more(config: RunConfig, epochs_begun: EpochsBegun) -> None:
     first = tune(config, callbacks=[epochs_begun])
     assert len(epochs_begun.noted) == 2 * EPOCHS

@@ -24,6 +24,7 @@ from shortlist.program.report.charts import (
 from shortlist.program.report.gather import ClassAccuracy, Comparison, Predictions, Run, Setup
 from shortlist.program.report.markup import Html, element, folded, plain_table
 from shortlist.program.report.summary import ABSENT, PLUS_MINUS, Summary, percent_spread, summarise
+from shortlist.program.runs.records import corrected_name
 from shortlist.program.text import counted
 
 _MOST_BINS = 10
@@ -343,13 +344,15 @@ def _selection_figure(comparison: Comparison) -> Html | None:
     selected = {run.final["select"] for run in comparison.runs if run.final}
     # If runs selected by different metrics, show the main metric of the table.
     metric = selected.pop() if len(selected) == 1 else f"macro_top{comparison.main_k}"
-    curves = curves_of(comparison.finished, lambda run: _by_epoch(run, f"val_{metric}"))
+    is_corrected = all(corrected_name(metric) in line for run in comparison.runs for line in run.epochs)
+    name = corrected_name(metric) if is_corrected else f"val_{metric}"
+    curves = curves_of(comparison.finished, lambda run: _by_epoch(run, name))
     if not curves:
         return None
     epochs = _epochs(comparison)
     average, _, k = metric.partition("_top")
     return figure(
-        f"Validation {average} top-{k} accuracy",
+        f"Validation {average} top-{k} accuracy" + (", corrected for class sizes" if is_corrected else ""),
         count_axis("epoch", epochs[0], epochs[-1]),
         percent_axis(f"{average} top-{k} accuracy, %", extent(curves)),
         ring_best_epochs(curves),

@@ -199,8 +199,9 @@ _LONG_TAIL: Changes = {"optim.weight_decay": 8e-4, "train.eval_batch_size": 5000
 
 # Enlarged, because the network has seen larger images.
 _LONG_TAIL_LARGE: Changes = {"data.name": "cifar100", "data.imbalance": 100, "data.fit": "crop", "data.image_size": 128}
-# What the recipe was when these were published.
-_EARLIER_STEPS: Changes = {"optim.lr": 3e-3, "optim.weight_decay": 1e-4, "optim.standardise": False}
+# What the recipes were when results were published.
+_EARLIER: Changes = {"train.select_corrected": False}
+_EARLIER_FROZEN: Changes = {**_EARLIER, "optim.lr": 3e-3, "optim.weight_decay": 1e-4, "optim.standardise": False}
 _FINE_TUNED = (
     "cross_entropy",
     "balanced_softmax",
@@ -220,7 +221,7 @@ _ALL = (
         name="rare-feathers-frozen",
         title="Feathers, the last layer alone on frozen features",
         recipe="feathers_frozen",
-        changes=_EARLIER_STEPS,
+        changes=_EARLIER_FROZEN,
         candidates=tuple(CONTENDERS),
         search=("optim.weight_decay=1e-3,1",),
     ),
@@ -228,7 +229,7 @@ _ALL = (
         name="rare-cifar100-lt-frozen",
         title="CIFAR-100-LT, the last layer alone on frozen features",
         recipe="feathers_frozen",
-        changes={**_LONG_TAIL_LARGE, **_EARLIER_STEPS},
+        changes={**_LONG_TAIL_LARGE, **_EARLIER_FROZEN},
         candidates=tuple(CONTENDERS),
         search=("optim.weight_decay=1e-3,1",),
         remarks="Features of EfficientNet-Lite0, of images enlarged to 128 pixels.",
@@ -238,7 +239,7 @@ _ALL = (
         title="Feathers, fine-tuned from EfficientNet-Lite0",
         recipe="feathers_lite",
         # Twice the recipe's batches, for the speed of a GPU, and a learning rate to match.
-        changes={"data.canvas": 144, "train.batch_size": 128, "optim.lr": 0.03},
+        changes={**_EARLIER, "data.canvas": 144, "train.batch_size": 128, "optim.lr": 0.03},
         candidates=_FINE_TUNED,
         search=("optim.lr=0.01,0.1",),
         trials=5,

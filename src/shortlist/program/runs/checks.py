@@ -26,7 +26,11 @@ def are_metrics(values: dict[str, Any]) -> bool:
     """True for finite numbers by name, None where undefined; accuracies must lie in [0, 1]."""
     if not all(value is None or is_number(value) for value in values.values()):
         return False
-    accuracies = (value for name, value in values.items() if METRIC.fullmatch(name.removeprefix("val_")))
+    accuracies = (
+        value
+        for name, value in values.items()
+        if METRIC.fullmatch(name.removeprefix("corrected_").removeprefix("val_"))
+    )
     return all(value is None or 0 <= value <= 1 for value in accuracies)
 
 

@@ -2,7 +2,7 @@
 
 import dataclasses
 import reprlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, get_args
 
@@ -27,6 +27,17 @@ class Classes:
 
     names: tuple[str, ...]
     train_images: tuple[int, ...]
+
+
+def corrected_name(metric: str) -> str:
+    """Name of a validation metric of an epoch after the correction for class sizes, in ``metrics.jsonl``."""
+    return f"corrected_val_{metric}"
+
+
+def selected_value(line: Mapping[str, Any], metric: str) -> float | None:
+    """What an epoch was chosen by: the metric after the correction for class sizes, if the line has it."""
+    value: float | None = line.get(corrected_name(metric), line.get(f"val_{metric}"))
+    return value
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
+from shortlist.program.runs.records import corrected_name, selected_value
 from shortlist.program.text import printable
 from shortlist.program.training.evaluate import Evaluation
 
@@ -97,7 +98,8 @@ class ProgressDisplay(Callback):
 
     def on_epoch_end(self, trainer: "Trainer", line: dict[str, Any]) -> None:
         metric, epoch = trainer.parts.config.select_metric, line["epoch"] + 1
-        self._validated = f"  val {metric} {100 * line[f'val_{metric}']:.2f}%"
+        which = f"corrected {metric}" if corrected_name(metric) in line else metric
+        self._validated = f"  val {which} {100 * (selected_value(line, metric) or 0):.2f}%"
         rate = len(trainer.parts.problem.train) * epoch / line["train_seconds"]
         mark = "  best so far" if trainer.position.best_epoch == line["epoch"] else ""
         self.on_message(

@@ -29,6 +29,7 @@ from shortlist.program.runs.environment import environment
 from shortlist.program.runs.folder import BEST, RunFolder, as_safetensors, default_folder, file_digest
 from shortlist.program.runs.model import load_best
 from shortlist.program.runs.records import (
+    corrected_name,
     refuse_other_data,
     refuse_other_training_images,
     write_correction,
@@ -48,6 +49,7 @@ from shortlist.program.training.signals import StopRequests, stop_requests
 from shortlist.program.training.step import uncompiled
 from shortlist.program.training.thumbnails import save_pictures
 
+_MOST_TO_SELECT = 2**22  # scores that an epoch's correction for class sizes rests on: a second of a CPU's time
 _LOOK_EVERY = 50  # steps between reading the loss, which makes a GPU wait
 
 
@@ -292,7 +294,8 @@ class Trainer:
     def _end_epoch(self) -> None:
         """Validate, and write metrics, training state and weights."""
         position = self.position
-        validation = self._evaluate("val")
+        kept = self._kept_for_correction()
+        validation = self._evaluate("val", kept=kept)
         for callback in self.callbacks:
             callback.on_validation(self, validation)
         self._check_scores(validation)
@@ -302,13 +305,16 @@ class Trainer:
         images = _sum_over_ranks(self.fabric, position.images)
         if images == 0:
             raise ShortlistError(f"no training image could be read: {self.problem.train.skipped[-1]} and all others")
-        is_best = self._note_if_best(metrics)
+        corrected = self._corrected(kept)
+        is_best = self._note_if_best(corrected or metrics)
         line: dict[str, Any] = {
             "epoch": position.epoch,
             "train_loss": _sum_over_ranks(self.fabric, position.loss_sum) / images,
             "lr": self.parts.optimizer.param_groups[0]["lr"],
             "train_seconds": position.seconds,
         } | {f"val_{name}": value for name, value in metrics.items()}
+        if corrected:
+            line[corrected_name(self.config.select_metric)] = corrected[self.config.select_metric]
         position.lines.append(line)
         if self.writes:
             self.run.append_metrics(line)
@@ -329,6 +335,21 @@ class Trainer:
         if not self._has_warned and len(suggestions) > 1 and (suggestions == suggestions[0]).all():
             self._has_warned = True
             self.say(f"after epoch {self.position.epoch + 1} all validation images have the same suggestions")
+
+    def _kept_for_correction(self) -> KeptScores | None:
+        """What keeps validation scores, if the epoch is chosen by its corrected accuracy."""
+        if not self.config.train.select_corrected:
+            return None
+        return KeptScores(self.problem.val, len(self.problem.classes), self.fabric.device, _MOST_TO_SELECT)
+
+    def _corrected(self, kept: KeptScores | None) -> dict[str, float | None]:
+        """Metrics of the scores after the correction that the run would get now; empty without one."""
+        if kept is None:
+            return {}
+        world_size = self.fabric.world_size
+        scores = kept.result(world_size)
+        found = fit_correction(scores, self.problem, self.config, best_sha256="", world_size=world_size)
+        return found[1].val if found else {}
 
     def _note_if_best(self, metrics: dict[str, float | None]) -> bool:
         """Compare the epoch with the best so far, by the selected metric and then by the same at smaller K."""

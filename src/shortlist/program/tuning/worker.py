@@ -31,7 +31,7 @@ from shortlist.program.data.base import Problem
 from shortlist.program.data.catalogue import load_problem
 from shortlist.program.losses import Range
 from shortlist.program.runs.folder import InUseError, RunFolder, default_folder
-from shortlist.program.runs.records import refuse_other_data, refuse_other_training_images
+from shortlist.program.runs.records import refuse_other_data, refuse_other_training_images, selected_value
 from shortlist.program.training.build import Parts, build
 from shortlist.program.training.callbacks import Callback
 from shortlist.program.training.checkpoint import epochs_done
@@ -164,7 +164,7 @@ class Worker:
 
         def report_new_epochs(lines: Sequence[Mapping[str, Any]]) -> None:
             for line in lines[len(values) :]:
-                value = line.get(f"val_{config.select_metric}")
+                value = selected_value(line, config.select_metric)
                 if value is None:
                     raise run.damaged_metrics()
                 values.append(value)
