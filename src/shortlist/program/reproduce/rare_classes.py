@@ -148,6 +148,11 @@ def _notes(comparison: Comparison, losses: Sequence[Loss]) -> Iterator[str]:
         )
     if comparison.remarks:
         yield comparison.remarks
+    if not comparison.base("paper").train.select_corrected:
+        yield (
+            "Epochs were chosen by the accuracy before the correction, which may have cost losses that ignore class "
+            "sizes some of theirs."
+        )
     yield _search_described(comparison)
     dropped = [loss.label for loss in losses if loss.state == "dropped"]
     if dropped:
