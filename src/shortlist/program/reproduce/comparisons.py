@@ -231,7 +231,7 @@ _ALL = (
         recipe="feathers_frozen",
         changes=_LONG_TAIL_LARGE,
         candidates=tuple(CONTENDERS),
-        search=("optim.weight_decay=0.03,3",),
+        search=("optim.lr=0.0005,0.05", "optim.weight_decay=0.03,3"),
         remarks="Features of EfficientNet-Lite0, of images enlarged to 128 pixels.",
     ),
     Comparison(
