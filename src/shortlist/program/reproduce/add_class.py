@@ -122,6 +122,8 @@ def measure_additions(
 ) -> list[AddedResult]:
     """Train with and without the held-out classes, add them, and write what the test images say of both.
 
+    Returns all results of the file, with those of other losses and seeds.
+
     Args:
         root: Of the data; empty for the usual place.
         results: Folder of the file.
@@ -137,11 +139,22 @@ def measure_additions(
         for seed, loss in itertools.product(seeds, losses):
             config = changed(recipes.with_loss(recipe, loss), {**_ON_FEATURES, **LOSSES[loss], "seed": seed})
             found += _measured(config, _held_out(problem, seed), work / f"{loss}-{seed}", say)
-    path = results / f"{NAME}.json"
-    lines = ",\n".join(json.dumps(asdict(result), allow_nan=False) for result in found)
+    return update_additions(results / f"{NAME}.json", found)
+
+
+def update_additions(path: Path, found: Sequence[AddedResult]) -> list[AddedResult]:
+    """Write what was measured. Other losses and seeds stay in the file; returns all that is there now."""
+    try:
+        before = [AddedResult(**entry) for entry in json.loads(path.read_text("utf-8"))] if path.exists() else []
+    except (ValueError, TypeError) as error:
+        raise ShortlistError(f"{path} is damaged: {error}") from None
+    measured = {(result.seed, result.loss) for result in found}
+    kept = [result for result in before if (result.seed, result.loss) not in measured]
+    everything = sorted((*kept, *found), key=lambda result: (result.seed, result.loss))
+    lines = ",\n".join(json.dumps(asdict(result), allow_nan=False) for result in everything)
     path.parent.mkdir(parents=True, exist_ok=True)
     write_file(path, f"[\n{lines}\n]\n".encode())
-    return found
+    return everything
 
 
 def table(found: Sequence[AddedResult]) -> Table:
