@@ -16,6 +16,7 @@ from shortlist.__main__ import main
 from shortlist.program.config import RunConfig, TrainConfig, changed
 from shortlist.program.losses import CrossEntropyConfig
 from shortlist.program.runs.folder import RunFolder
+from shortlist.program.training import loop
 from shortlist.program.training.evaluate import evaluate_run
 from shortlist.program.training.loop import train
 from tests.support.early_ends import train_until_step, train_until_test
@@ -143,6 +144,16 @@ def test_without_a_correction_the_epoch_is_chosen_by_the_plain_accuracy(tmp_path
         for value in (False, True)
     ]
     assert outcome(runs[0].path)["metrics"] == outcome(runs[1].path)["metrics"]
+
+
+def test_of_too_many_scores_the_epoch_is_chosen_by_the_plain_accuracy(
+    config: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(loop, "MOST_TO_SELECT", 100)
+    run = train(changed(config, {"train.select_corrected": True}), folder=tmp_path / "run")
+    assert not any("corrected" in name for line in run.metrics() for name in line)
+    assert "chosen before the correction" in capsys.readouterr().err
+    assert (run.path / "correction.json").is_file()
 
 
 def test_classes_of_one_size_need_no_correction(tmp_path: Path) -> None:

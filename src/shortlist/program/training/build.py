@@ -139,15 +139,15 @@ def build(
     fused = fabric.device.type == "cuda" and not scales_gradients(config)
     own_optimizer = build_optimizer(config.optim, trained, fused=fused)
     model, optimizer = fabric.setup(model, own_optimizer)
-    if config.optim.standardise and isinstance(network.head, nn.Linear):  # cosines have no use for it
-        mean, deviation = mean_and_deviation(problem.train)
-        StandardisedInputs(network.head, mean.to(fabric.device), deviation).attach(own_optimizer)
     steps = len(_plan(config, fabric, problem, 0))
     if steps == 0:
         raise ShortlistError(
             f"train.batch_size must leave at least one step: {len(problem.train)} training images, "
             f"{fabric.world_size} ranks of {config.train.accumulate} parts"
         )
+    if config.optim.standardise and isinstance(network.head, nn.Linear):  # cosines have no use for it
+        mean, deviation = mean_and_deviation(problem.train)
+        StandardisedInputs(network.head, mean.to(fabric.device), deviation).attach(own_optimizer)
     mixing = Mixing(config.data, len(problem.classes)) if config.data.mixup or config.data.cutmix else None
     step = Step(config, fabric, trained, model, loss, optimizer, problem.train, steps, mixing)
     return Parts(config, fabric, problem, network, trained, model, loss, optimizer, step, steps, start, frozen_digest)

@@ -49,7 +49,7 @@ from shortlist.program.training.signals import StopRequests, stop_requests
 from shortlist.program.training.step import uncompiled
 from shortlist.program.training.thumbnails import save_pictures
 
-_MOST_TO_SELECT = 2**22  # scores that an epoch's correction for class sizes rests on: a second of a CPU's time
+MOST_TO_SELECT = 2**26  # validation scores that each epoch is corrected by; more would take minutes on a CPU
 _LOOK_EVERY = 50  # steps between reading the loss, which makes a GPU wait
 
 
@@ -120,6 +120,7 @@ class Trainer:
             *callbacks,
         ]
         self._has_warned = False
+        self._scores_to_select = len(self.problem.val) * len(self.problem.classes)
         self._began, self._seconds_before, self._images_before = 0.0, 0.0, 0.0  # of the part of an epoch trained here
 
     def read_test_images(self) -> None:
@@ -140,6 +141,11 @@ class Trainer:
                 closing.callback(callback.close)
             for callback in self.callbacks:
                 callback.on_fit_start(self)
+            if self.config.train.select_corrected and self._scores_to_select > MOST_TO_SELECT:
+                self.say(
+                    f"the best epoch is chosen before the correction for class sizes: {self._scores_to_select:,} "
+                    "validation scores are too many to correct in each epoch"
+                )
             with stop_requests() as stop:
                 while self.position.epoch < self.epochs:
                     stopped = self._train_epoch(stop)
@@ -338,9 +344,9 @@ class Trainer:
 
     def _kept_for_correction(self) -> KeptScores | None:
         """What keeps validation scores, if the epoch is chosen by its corrected accuracy."""
-        if not self.config.train.select_corrected:
+        if not self.config.train.select_corrected or self._scores_to_select > MOST_TO_SELECT:
             return None
-        return KeptScores(self.problem.val, len(self.problem.classes), self.fabric.device, _MOST_TO_SELECT)
+        return KeptScores(self.problem.val, len(self.problem.classes), self.fabric.device)
 
     def _corrected(self, kept: KeptScores | None) -> dict[str, float | None]:
         """Metrics of the scores after the correction that the run would get now; empty without one."""
