@@ -269,7 +269,7 @@ def _frozen_lite(data: DataName, fit: Fit) -> RunConfig:
 
 
 def _for_fixed_features() -> OptimConfig:
-    """Chosen on the validation images of five sets of features, of photographs and texts (docs/log.md)."""
+    """One choice for the features of any network; docs/log.md says on which it was made, and how."""
     return OptimConfig(name="adamw", lr=1e-2, schedule="cosine", warmup_epochs=0.5, weight_decay=1.0, standardise=True)
 
 
