@@ -120,7 +120,14 @@ class Trainer:
             *callbacks,
         ]
         self._has_warned = False
-        self._scores_to_select = len(self.problem.val) * len(self.problem.classes)
+        self._selects_corrected = self.config.train.select_corrected and self.config.corrected_metric is not None
+        scores = len(self.problem.val) * len(self.problem.classes)
+        if self._selects_corrected and scores > MOST_TO_SELECT:
+            self._selects_corrected = False
+            self.say(
+                f"the best epoch is chosen before the correction for class sizes: {scores:,} validation scores are too "
+                "many to correct in each epoch"
+            )
         self._began, self._seconds_before, self._images_before = 0.0, 0.0, 0.0  # of the part of an epoch trained here
 
     def read_test_images(self) -> None:
@@ -141,11 +148,6 @@ class Trainer:
                 closing.callback(callback.close)
             for callback in self.callbacks:
                 callback.on_fit_start(self)
-            if self.config.train.select_corrected and self._scores_to_select > MOST_TO_SELECT:
-                self.say(
-                    f"the best epoch is chosen before the correction for class sizes: {self._scores_to_select:,} "
-                    "validation scores are too many to correct in each epoch"
-                )
             with stop_requests() as stop:
                 while self.position.epoch < self.epochs:
                     stopped = self._train_epoch(stop)
@@ -344,7 +346,7 @@ class Trainer:
 
     def _kept_for_correction(self) -> KeptScores | None:
         """What keeps validation scores, if the epoch is chosen by its corrected accuracy."""
-        if not self.config.train.select_corrected or self._scores_to_select > MOST_TO_SELECT:
+        if not self._selects_corrected:
             return None
         return KeptScores(self.problem.val, len(self.problem.classes), self.fabric.device)
 
