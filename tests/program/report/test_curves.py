@@ -1,6 +1,7 @@
 """Accuracy against K and class size, learning curves, and the charts that show them."""
 
 import csv
+import json
 import re
 import statistics
 from dataclasses import replace
@@ -126,6 +127,23 @@ def test_learning_curves_show_every_epoch(page: Node, runs: list[RunFolder]) -> 
         if len(point.all("title")) == 1 and _place(circle) == _place(ring)
     ]
     assert f"epoch {runs[5].read_json('final.json')['best_epoch'] + 1}:" in told
+
+
+def test_learning_curves_are_corrected_where_every_epoch_was_chosen_so(
+    run: RunFolder, world: World, tmp_path: Path
+) -> None:
+    corrected = [line | {"corrected_val_macro_top5": 0.9 - line["val_macro_top5"] / 2} for line in run.metrics()]
+    (run.path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in corrected))
+    _, metric = part_of(page_of([run], tmp_path / "all"), "Learning curves").all("figure")
+    expected = [spread_of([line["corrected_val_macro_top5"]]) for line in corrected]
+    assert [cells[0] for cells in numbers_of(metric).values()] == expected
+    assert "corrected for class sizes" in metric.text
+
+    other = make_run(tmp_path / "other", world, "ldam")
+    _, metric = part_of(page_of([run, other], tmp_path / "some"), "Learning curves").all("figure")
+    expected = [spread_of([line["val_macro_top5"]]) for line in corrected]
+    assert tuple(expected) in zip(*numbers_of(metric).values(), strict=True)
+    assert "corrected" not in metric.text
 
 
 def _place(circle: Node) -> tuple[str | None, str | None]:
