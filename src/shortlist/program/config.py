@@ -203,7 +203,7 @@ class TrainConfig:
     precision: Literal["32-true", "bf16-mixed", "16-mixed"] = "32-true"
     """Precision of the network; losses and metrics stay in float32."""
     channels_last: bool = False
-    """Store images channels-last in memory: faster on recent GPUs."""
+    """Store images channels-last in memory: faster on recent GPUs. Networks of timm always do."""
     compile: bool = False
     """Compile the network with torch.compile."""
     cuda_graph: bool = True

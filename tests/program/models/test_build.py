@@ -110,6 +110,22 @@ def test_weights_on_disk_bring_a_network_back(name: str, tmp_path: Path) -> None
     torch.testing.assert_close(again.eval()(images), model.eval()(images), rtol=0, atol=0)
 
 
+@pytest.mark.parametrize("name", ["resnet18", "mobilenetv3_small_050"])
+def test_photographs_go_through_a_network_with_channels_last(name: str, tmp_path: Path) -> None:
+    """Also after its weights were read from a file, which does not say in which order they were."""
+    run, given = RunFolder(tmp_path), build_model(ModelConfig(name=name), (3, 64, 64), 7)
+    run.save_best(as_safetensors(given.state_dict()))
+    model = build_model(ModelConfig(name=name), (3, 64, 64), 7)
+    model.load_state_dict(run.load_best())
+    passed: list[Tensor] = []
+    for module in model.modules():
+        if isinstance(module, nn.Conv2d):
+            module.register_forward_hook(lambda layer, inputs, output: passed.append(output))
+    model(torch.randn(2, 3, 64, 64))
+    assert passed
+    assert all(image.is_contiguous(memory_format=torch.channels_last) for image in passed)
+
+
 def test_grey_images_and_embeddings_are_inputs_too() -> None:
     assert build_model(ModelConfig(name="resnet18"), (1, 32, 32), 5).eval()(torch.randn(1, 1, 32, 32)).shape == (1, 5)
     assert build_model(ModelConfig(name="none"), (12,), 5)(torch.randn(3, 12)).shape == (3, 5)
