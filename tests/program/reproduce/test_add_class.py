@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from shortlist import ShortlistError
-from shortlist.program.reproduce.add_class import AddedResult, table, update_additions
+from shortlist.program.reproduce.add_class import AddedResult, measure_additions, table, update_additions
 
 FIRST = AddedResult(seed=0, loss="balanced_softmax", how="added", photos=None, new=40.0, old=50.0, seconds=2.0)
 
@@ -36,3 +36,10 @@ def test_a_damaged_file_is_named_and_kept(tmp_path: Path) -> None:
     with pytest.raises(ShortlistError, match=r"add-class\.json is damaged"):
         update_additions(tmp_path / "add-class.json", [FIRST])
     assert (tmp_path / "add-class.json").read_text() == "[{}]"
+
+
+def test_a_damaged_file_is_told_before_any_training(tmp_path: Path) -> None:
+    """Before even the data is looked for: there is none."""
+    (tmp_path / "add-class.json").write_text("[{}]")
+    with pytest.raises(ShortlistError, match=r"add-class\.json is damaged"):
+        measure_additions(str(tmp_path / "no-data"), results=tmp_path)

@@ -131,6 +131,8 @@ def measure_additions(
         losses: Their names, some of ``LOSSES``.
         say: Called with messages.
     """
+    path = results / f"{NAME}.json"
+    _read_additions(path)  # a damaged file is told before the trainings, not after them
     recipe = changed(recipes.build(RECIPE), {"data.root": root})
     found: list[AddedResult] = []
     with tempfile.TemporaryDirectory() as name:
@@ -139,22 +141,28 @@ def measure_additions(
         for seed, loss in itertools.product(seeds, losses):
             config = changed(recipes.with_loss(recipe, loss), {**_ON_FEATURES, **LOSSES[loss], "seed": seed})
             found += _measured(config, _held_out(problem, seed), work / f"{loss}-{seed}", say)
-    return update_additions(results / f"{NAME}.json", found)
+    return update_additions(path, found)
 
 
 def update_additions(path: Path, found: Sequence[AddedResult]) -> list[AddedResult]:
     """Write what was measured. Other losses and seeds stay in the file; returns all that is there now."""
-    try:
-        before = [AddedResult(**entry) for entry in json.loads(path.read_text("utf-8"))] if path.exists() else []
-    except (ValueError, TypeError) as error:
-        raise ShortlistError(f"{path} is damaged: {error}") from None
     measured = {(result.seed, result.loss) for result in found}
-    kept = [result for result in before if (result.seed, result.loss) not in measured]
+    kept = [result for result in _read_additions(path) if (result.seed, result.loss) not in measured]
     everything = sorted((*kept, *found), key=lambda result: (result.seed, result.loss))
     lines = ",\n".join(json.dumps(asdict(result), allow_nan=False) for result in everything)
     path.parent.mkdir(parents=True, exist_ok=True)
     write_file(path, f"[\n{lines}\n]\n".encode())
     return everything
+
+
+def _read_additions(path: Path) -> list[AddedResult]:
+    """What the file of results has; nothing if there is none yet."""
+    if not path.exists():
+        return []
+    try:
+        return [AddedResult(**entry) for entry in json.loads(path.read_text("utf-8"))]
+    except (OSError, ValueError, TypeError) as error:
+        raise ShortlistError(f"{path} is damaged: {error}") from None
 
 
 def table(found: Sequence[AddedResult]) -> Table:
