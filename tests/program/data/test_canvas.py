@@ -62,14 +62,29 @@ def views(size: tuple[int, int], shares: list[float], fit: Fit) -> tuple[torch.T
 
 
 @given(SIZES, SHARES)
-def test_a_padded_image_is_whole_and_keeps_its_shape(size: tuple[int, int], shares: list[float]) -> None:
+def test_a_padded_image_keeps_its_shape_and_leaves_no_room_that_it_could_fill(
+    size: tuple[int, int], shares: list[float]
+) -> None:
     middle, reach = views(size, shares, "pad")
-    # Where the edges of the image are in the square that the network sees.
-    edges = torch.stack(((-1 - middle) / reach, (1 - middle) / reach))
-    assert edges.abs().max() <= 1 + 1e-4
-    width, height = ((edges[1] - edges[0]) / 2).abs().tolist()
-    assert 0.8 - 1e-4 <= max(width, height) <= 1 + 1e-4
-    assert width / height == pytest.approx(size[0] / size[1], rel=1e-3)
+    # Where the edges of the image are in the square that the network sees, in both directions.
+    edges = torch.stack(((-1 - middle) / reach, (1 - middle) / reach)).sort(0).values
+    lengths = (edges[1] - edges[0]) / 2
+    assert 0.8 - 1e-4 <= lengths.max() <= 1.6 + 1e-4
+    assert lengths[0] / lengths[1] == pytest.approx(size[0] / size[1], rel=1e-3)
+    for (begin, end), length in zip(edges.T.tolist(), lengths.tolist(), strict=True):
+        if length <= 1:
+            assert begin >= -1 - 1e-4
+            assert end <= 1 + 1e-4
+        else:
+            assert begin <= -1 + 1e-4
+            assert end >= 1 - 1e-4
+
+
+def test_padded_images_are_of_all_sizes_between_the_smallest_and_the_largest() -> None:
+    uniform = torch.rand(1000, 5, generator=torch.Generator().manual_seed(0))
+    _, reach = random_view(torch.full((1000, 2), 50.0), uniform, "pad")
+    lengths = (1 / reach.abs()[:, 0]).sort().values
+    torch.testing.assert_close(lengths, torch.linspace(0.8, 1.6, 1000), rtol=0, atol=0.04)
 
 
 @given(SIZES, SHARES)
@@ -116,12 +131,14 @@ def test_a_padded_view_shows_the_places_that_it_says(photos: Path) -> None:
         height, width = bottom - top + 1, right - left + 1
         assert 0.7 * 32 <= max(height, width) <= 32
         across, down = read_image(train.root / file, 3).size
-        assert width == pytest.approx(height * across / down, abs=2.5)
-        # The ends of both gradients are in the image, up to the interpolation of the outermost pixels.
+        if max(height, width) < 31:  # all of it is seen
+            assert width == pytest.approx(height * across / down, abs=2.5)
+        # So are then both ends of a gradient, up to the interpolation of the outermost pixels.
         shown = image[:, top : bottom + 1, left : right + 1]
-        for colour in range(2):
-            assert shown[colour].max() > 185
-            assert shown[colour].min() < 70
+        for colour, length in enumerate((width, height)):
+            if length < 31:
+                assert shown[colour].max() > 185
+                assert shown[colour].min() < 70
 
 
 @pytest.mark.parametrize("fit", ["crop", "pad"])

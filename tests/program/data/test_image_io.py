@@ -191,29 +191,48 @@ def test_padding_is_nothing_to_the_network() -> None:
     assert inputs[..., :8].abs().max() < 0.01
 
 
-def test_a_training_image_is_padded_whole_upright_and_unstretched() -> None:
+def test_a_training_image_is_padded_upright_and_unstretched_or_a_part_of_it_seen() -> None:
     image = Image.new("RGB", (50, 100), "red")
     image.paste((0, 0, 255), (0, 50, 50, 100))
     image.paste((255, 255, 255), (0, 0, 25, 100))  # the left half
     transform = random_place_and_flip(file_preprocess(64, "pad"))
-    places, heights, flips = set(), [], []
+    places, widths, flips, is_whole = set(), [], [], []
     torch.manual_seed(0)
     for _ in range(200):
         pixels = transform(image).int()
         rows, columns = (pixels - torch.tensor(MEAN_COLOUR).view(3, 1, 1)).any(0).nonzero().unbind(1)
         height, width = (int(found.max() - found.min()) + 1 for found in (rows, columns))
-        assert abs(2 * width - height) <= 1
         seen = pixels[:, rows.min() : rows.max() + 1, columns.min() : columns.max() + 1]
         red, _, blue = seen.float().mean(2)
-        assert red[0] == 255 == blue[-1]  # to the last row
-        assert blue[0] < 200 > red[-1]  # upright
+        assert height == 64 or abs(2 * width - height) <= 1
+        assert height < 64 or width >= 31  # what is cut off is larger than the square
+        if height < 64:
+            assert red[0] == 255 == blue[-1]  # to the last row
+        assert red[0] >= red[-1]  # upright
+        assert blue[0] <= blue[-1]
         places.add((int(rows.min()), int(columns.min())))
-        heights.append(height)
+        widths.append(width)
         flips.append(seen[1, 0, 0] == 0)
-    assert 51 <= min(heights) < 53
-    assert 62 < max(heights) <= 64
-    assert len(places) > 100
+        is_whole.append(height < 64)
+    assert 25 <= min(widths) < 28
+    assert 49 < max(widths) <= 52
+    assert len(places) > 30
     assert 70 < sum(flips) < 130
+    assert 25 < sum(is_whole) < 80
+
+
+@pytest.mark.parametrize("size", [(100, 25), (25, 100), (60, 60)])
+def test_a_padded_image_that_is_larger_than_the_square_leaves_no_room_at_its_ends(size: tuple[int, int]) -> None:
+    transform = random_place_and_flip(file_preprocess(64, "pad"))
+    torch.manual_seed(0)
+    spans = set()
+    for _ in range(200):
+        is_image = (transform(Image.new("RGB", size, "white")) == 255).all(0)
+        direction = 0 if size[0] >= size[1] else 1
+        places = is_image.any(direction).nonzero().flatten().tolist()
+        spans.add(len(places))
+        assert places == list(range(places[0], places[0] + len(places)))
+    assert spans == set(range(51, 65))  # 51 is 80 % of the square
 
 
 def test_randaugment_keeps_padded_images_in_view() -> None:

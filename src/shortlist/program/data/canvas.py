@@ -18,7 +18,7 @@ from torchvision.transforms.v2.functional import pil_to_tensor
 from shortlist.program.config import DataConfig, Fit
 from shortlist.program.data.base import SPLITS, Held, Preprocess, Problem, Split
 from shortlist.program.data.image_folder import FileSplit
-from shortlist.program.data.image_io import SMALLEST_SHARE, evaluation_transform
+from shortlist.program.data.image_io import PADDED_SHARES, evaluation_transform
 from shortlist.program.data.in_memory import HeldSplit
 from shortlist.program.seeds import uniform_for
 
@@ -79,7 +79,7 @@ def random_view(sizes: Tensor, uniform: Tensor, fit: Fit) -> tuple[Tensor, Tenso
     """Which part of its canvas each training image shows.
 
     ``crop``: a random area and shape, as torchvision's RandomResizedCrop; a crop that would be longer than the image is
-    as long as the image. ``pad``: the whole image, its longer side 80 to 100 % of the square, at a random place of it.
+    as long as the image. ``pad``: the image at a random place of the square, with 80 to 160 % of its evaluation size.
     Half of the images are flipped.
 
     Args:
@@ -95,7 +95,8 @@ def random_view(sizes: Tensor, uniform: Tensor, fit: Fit) -> tuple[Tensor, Tenso
     aspect = sizes[:, 0] / sizes[:, 1]
     places = 2 * torch.stack((across, down), 1) - 1
     if fit == "pad":
-        share = SMALLEST_SHARE + (1 - SMALLEST_SHARE) * first
+        smallest, largest = PADDED_SHARES
+        share = smallest + (largest - smallest) * first
         filled = share.unsqueeze(1) * torch.stack((aspect.clamp(max=1), (1 / aspect).clamp(max=1)), 1)
         reach = 1 / filled
         middle = -places * (1 - filled) * reach

@@ -35,8 +35,9 @@ LARGEST_ASPECT = 20
 _IMAGENET_MEAN = (0.485, 0.456, 0.406)
 _IMAGENET_STD = (0.229, 0.224, 0.225)
 
-# With padding, a training image fills at least this share of the square, in its longer direction.
-SMALLEST_SHARE = 0.8
+# With padding, the longer side of a training image is between these shares of the square's. Of those above 1 a part is
+# seen: whole images alone are soon known by heart (docs/log.md).
+PADDED_SHARES = (0.8, 1.6)
 
 Transform = Callable[[Image.Image], Tensor]
 """An image to the ``(C, crop, crop)`` uint8 tensor that, normalised, is the network's input."""
@@ -152,9 +153,9 @@ def random_resized_crop_and_flip(preprocess: Preprocess, *changes: Change) -> Tr
 
 
 def random_place_and_flip(preprocess: Preprocess, *changes: Change) -> Transform:
-    """Put the whole image at a random place of the padded square, a little smaller, and flip half of the images.
+    """Put the image at a random place of the padded square, smaller or larger than it, and flip half of the images.
 
-    A random crop would cut off the ends of a narrow image.
+    Of an image that is larger a part is cut off, but its shape stays, and a narrow one keeps its whole width.
     """
     return _pipeline(_RandomlyPadded(preprocess), v2.RandomHorizontalFlip(), *changes)
 
@@ -174,7 +175,10 @@ class _Padded:
         return self._placed(image, 1.0, 0.5, 0.5)
 
     def _placed(self, image: Image.Image, share: float, right: float, down: float) -> Image.Image:
-        """The image, its longer side a share of the square's; 0 is the left or upper end of the room, 1 the other."""
+        """The image, its longer side a share of the square's; 0 is the left or upper end of the room, 1 the other.
+
+        Where it is larger than the square, they are the other way round.
+        """
         side = self.preprocess.crop
         width, height = (max(1, round(share * side * length / max(image.size))) for length in image.size)
         square = Image.new(image.mode, (side, side), mean_colour(self.preprocess))
@@ -184,11 +188,12 @@ class _Padded:
 
 
 class _RandomlyPadded(_Padded):
-    """The same, at a random place and a little smaller."""
+    """The same, at a random place and of a random size."""
 
     def __call__(self, image: Image.Image) -> Image.Image:
         size, right, down = torch.rand(3).tolist()
-        return self._placed(image, SMALLEST_SHARE + (1 - SMALLEST_SHARE) * size, right, down)
+        smallest, largest = PADDED_SHARES
+        return self._placed(image, smallest + (largest - smallest) * size, right, down)
 
 
 class RandAugment:
