@@ -199,9 +199,10 @@ _LONG_TAIL: Changes = {"optim.weight_decay": 8e-4, "train.eval_batch_size": 5000
 
 # Enlarged, because the network has seen larger images.
 _LONG_TAIL_LARGE: Changes = {"data.name": "cifar100", "data.imbalance": 100, "data.fit": "crop", "data.image_size": 128}
-# What the recipes were when results were published.
+# What the recipe was when results were published.
 _EARLIER: Changes = {"train.select_corrected": False}
-_EARLIER_FROZEN: Changes = {**_EARLIER, "optim.lr": 3e-3, "optim.weight_decay": 1e-4, "optim.standardise": False}
+# Around the settings of the recipe, lr = 0.01 and weight_decay = 1.
+_LAST_LAYER_SEARCH = ("optim.lr=0.0005,0.05", "optim.weight_decay=0.03,3")
 _FINE_TUNED = (
     "cross_entropy",
     "balanced_softmax",
@@ -221,9 +222,8 @@ _ALL = (
         name="rare-feathers-frozen",
         title="Feathers, the last layer alone on frozen features",
         recipe="feathers_frozen",
-        changes=_EARLIER_FROZEN,
         candidates=tuple(CONTENDERS),
-        search=("optim.weight_decay=1e-3,1",),
+        search=_LAST_LAYER_SEARCH,
     ),
     Comparison(
         name="rare-cifar100-lt-frozen",
@@ -231,7 +231,7 @@ _ALL = (
         recipe="feathers_frozen",
         changes=_LONG_TAIL_LARGE,
         candidates=tuple(CONTENDERS),
-        search=("optim.lr=0.0005,0.05", "optim.weight_decay=0.03,3"),
+        search=_LAST_LAYER_SEARCH,
         remarks="Features of EfficientNet-Lite0, of images enlarged to 128 pixels.",
     ),
     Comparison(
