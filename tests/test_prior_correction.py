@@ -63,6 +63,16 @@ def test_the_curve_is_the_accuracy_at_every_tau(average: str, k: int) -> None:
         assert value == pytest.approx(accuracy(correction, tau.item(), scores, target, f"{average}_top{k}"))
 
 
+def test_the_curve_of_several_k_is_the_mean_of_theirs() -> None:
+    torch.manual_seed(0)
+    scores, target = torch.randn(30, 12), torch.randint(12, (30,))
+    correction = PriorCorrection([500, 300, 300, 100, 90, 50, 20, 20, 10, 5, 2, 1])
+    together, *alone = (correction.curve(scores, target, k) for k in ((3, 1, 12), 1, 3, 12))
+    at = torch.linspace(0.001, 6, 150, dtype=torch.float64)
+    mean, *each = (values[torch.searchsorted(taus, at) - 1] for taus, values in (together, *alone))
+    torch.testing.assert_close(mean, torch.stack(each).mean(0))
+
+
 def test_a_tie_with_the_kth_score_counts_as_correct_beyond_all_ties_at_zero() -> None:
     """At tau = 0 the two classes tie; for any tau > 0 the rarer one is above."""
     correction, scores = PriorCorrection([9, 1]), torch.zeros(1, 2)
@@ -130,6 +140,23 @@ def test_it_generalises_better_than_the_highest_step_if_the_tail_has_no_validati
         gain_over_step.append(ours - step)
     assert sum(gain_over_none) / 8 > 0.03
     assert sum(gain_over_step) / 8 > 0.005
+
+
+def test_several_k_choose_better_where_nearly_every_label_is_among_the_k_best() -> None:
+    """And not worse for the largest of them: one tau is right for all."""
+    gains = {"macro_top1": 0.0, "macro_top5": 0.0}
+    for seed in range(8):
+        data = LongTail(seed, num_classes=12)
+        target = data.labels(300)
+        scores, correction = data.scores(target), PriorCorrection(data.class_counts)
+        unseen = torch.arange(12).repeat(200)
+        unseen_scores = data.scores(unseen)
+        by_one, by_several = (correction.fit(scores, target, k).tau.item() for k in (5, (1, 3, 5)))
+        for name in gains:
+            one, several = (accuracy(correction, tau, unseen_scores, unseen, name) for tau in (by_one, by_several))
+            gains[name] += (several - one) / 8
+    assert gains["macro_top1"] > 0.005
+    assert gains["macro_top5"] > -0.002
 
 
 @pytest.mark.parametrize("factor", [0.02, 50.0])
@@ -243,6 +270,9 @@ def test_a_class_without_a_training_image_is_an_error_that_names_it() -> None:
     [
         ({"k": 0}, "k must"),
         ({"k": 4}, "k must"),
+        ({"k": (1, 4)}, "k must"),
+        ({"k": (1, 1)}, "k must"),
+        ({"k": ()}, "k must"),
         ({"average": "weighted"}, "average"),
         ({"target": torch.tensor([0, 3])}, "target"),
         ({"target": torch.tensor([0])}, "target"),

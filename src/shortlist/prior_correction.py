@@ -13,12 +13,7 @@ from torch import Tensor, nn
 
 from shortlist.errors import ShortlistError
 from shortlist.ops.batch import checked_rows, row_chunks
-from shortlist.ops.checks import (
-    ClassCounts,
-    check_floating,
-    check_k,
-    check_not_negative,
-)
+from shortlist.ops.checks import ClassCounts, Ks, check_floating, check_not_negative, sorted_ks
 from shortlist.ops.class_counts import log_prior
 from shortlist.ops.dtypes import widened
 
@@ -96,8 +91,11 @@ class PriorCorrection(nn.Module):
         corrected = (wide - self.tau * self._log_prior(wide.dtype, wide.device)).to(scores.dtype)
         return corrected.masked_fill(self.left_out, torch.finfo(scores.dtype).min)
 
-    def fit(self, scores: Tensor, target: Tensor, k: int = 5, average: Average = "macro") -> Self:
-        """Choose tau by the top-K accuracy of the corrected validation scores.
+    def fit(self, scores: Tensor, target: Tensor, k: Ks = 5, average: Average = "macro") -> Self:
+        """Choose tau by the top-K accuracy of the corrected validation scores, or by the mean of several.
+
+        One tau is right for every K if the scores are log-probabilities. Several K together choose it with less noise
+        than one, above all where nearly every label is among the K best already: that says little about tau.
 
         The accuracy is a step function of tau, and ``curve`` gives it exactly. Its highest step is often narrow, and
         high by chance. So tau maximises, exactly as well, the mean accuracy around it: the mean over windows of a
@@ -114,7 +112,7 @@ class PriorCorrection(nn.Module):
         Args:
             scores: ``(N, L)`` scores of images that the network was not trained on.
             target: ``(N,)`` their labels. Images of classes that are left out are not counted.
-            k: Number of suggestions.
+            k: Number of suggestions, or several such as ``(1, 3, 5)``: the mean of their accuracies counts.
             average: ``"macro"``, every class counts the same, or ``"micro"``, every image counts the same.
 
         Returns:
@@ -123,12 +121,12 @@ class PriorCorrection(nn.Module):
         Raises:
             ShortlistError: There is no image to choose by, or an argument is invalid.
         """
-        scores_NL, target_N = self._checked(scores, target, k, average)
+        ks, scores_NL, target_N = self._checked(scores, target, k, average)
         temperature = _temperature(scores_NL, target_N, self.class_counts.to(target_N.device))
         largest, half_windows = _LARGEST_TAU * temperature, [width * temperature for width in _HALF_WINDOWS]
         margin = max(half_windows)
         weight_N = _even_weights(target_N) if average == "micro" else self._weights_by_size(target_N)
-        taus, accuracy = self._steps(scores_NL, target_N, k, weight_N, -margin, largest + margin)
+        taus, accuracy = self._steps(scores_NL, target_N, ks, weight_N, -margin, largest + margin)
         tau = _smoothed_argmax(taus, accuracy, largest, half_windows)
         before, after = accuracy[torch.searchsorted(taus, taus.new_tensor([0.0, tau]), right=True) - 1].tolist()
         self.tau.fill_(tau if after > before else 0.0)
@@ -137,9 +135,9 @@ class PriorCorrection(nn.Module):
         return self
 
     def curve(
-        self, scores: Tensor, target: Tensor, k: int = 5, average: Average = "macro", *, up_to: float = math.inf
+        self, scores: Tensor, target: Tensor, k: Ks = 5, average: Average = "macro", *, up_to: float = math.inf
     ) -> tuple[Tensor, Tensor]:
-        """Top-K accuracy of ``scores - tau log prior`` as a function of tau, exactly.
+        """Top-K accuracy, or the mean of several, of ``scores - tau log prior`` as a function of tau, exactly.
 
         Args:
             scores, target, k, average: As in ``fit``.
@@ -159,12 +157,12 @@ class PriorCorrection(nn.Module):
             tensor([0.0000, 0.5000, 1.0000], dtype=torch.float64)
         """
         check_not_negative("up_to", min(up_to, sys.float_info.max))
-        scores_NL, target_N = self._checked(scores, target, k, average)
+        ks, scores_NL, target_N = self._checked(scores, target, k, average)
         weight_N = _even_weights(target_N) if average == "micro" else _class_weights(target_N)
-        return self._steps(scores_NL, target_N, k, weight_N, 0.0, up_to)
+        return self._steps(scores_NL, target_N, ks, weight_N, 0.0, up_to)
 
     def _steps(
-        self, scores_NL: Tensor, target_N: Tensor, k: int, weight_N: Tensor, begin: float, end: float
+        self, scores_NL: Tensor, target_N: Tensor, ks: tuple[int, ...], weight_N: Tensor, begin: float, end: float
     ) -> tuple[Tensor, Tensor]:
         """Where the weighted accuracy changes in [begin, end], first of all at ``begin``, and its value from there."""
         log_prior_L = self._log_prior(torch.float64, target_N.device)
@@ -173,7 +171,7 @@ class PriorCorrection(nn.Module):
         taus, changes = [torch.zeros_like(first)], [torch.zeros_like(first)]
         for rows in row_chunks(scores_NL, _AT_ONCE):
             scores_RL = scores_NL[rows].double().masked_fill(left_out_L, -math.inf) - begin * log_prior_L
-            steps = _RowSteps(scores_RL, target_N[rows], log_prior_L, k, end - begin)
+            steps = _RowSteps(scores_RL, target_N[rows], log_prior_L, ks, end - begin)
             first += (steps.first_R * weight_N[rows]).sum()
             taus.append(steps.tau_E)
             changes.append(steps.change_E * weight_N[rows][steps.row_E])
@@ -210,10 +208,12 @@ class PriorCorrection(nn.Module):
             want = f"(..., {self.num_classes}), with the classes last"
             raise ShortlistError(f"scores must have shape {want}, got {tuple(scores.shape)}")
 
-    def _checked(self, scores: Tensor, target: Tensor, k: int, average: Average) -> tuple[Tensor, Tensor]:
-        """``(N, L)`` scores and ``(N,)`` labels, without images of classes that are left out."""
+    def _checked(
+        self, scores: Tensor, target: Tensor, k: Ks, average: Average
+    ) -> tuple[tuple[int, ...], Tensor, Tensor]:
+        """Every K; ``(N, L)`` scores and ``(N,)`` labels, without images of classes that are left out."""
         self._check_scores(scores)
-        check_k(k, self.num_classes, self.num_classes)
+        ks = sorted_ks(k, self.num_classes, self.num_classes)
         if not isinstance(average, str) or average not in _AVERAGES:
             raise ShortlistError(f"average must be one of {_AVERAGES}, got {average!r}")
         scores_NL, target_N = checked_rows(scores, target)
@@ -225,7 +225,7 @@ class PriorCorrection(nn.Module):
             raise ShortlistError(
                 "scores must be those of at least one validation image, got none: tau cannot be chosen without images"
             )
-        return scores_NL, target_N
+        return ks, scores_NL, target_N
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         """Moves to another device but keeps the dtypes: ``half()`` of a network must not round tau."""
@@ -238,7 +238,7 @@ class PriorCorrection(nn.Module):
 
 
 class _RowSteps:
-    """Where rows become correct and wrong again as tau grows from 0.
+    """Where rows become correct and wrong again as tau grows from 0. With several K, a row is correct for a share.
 
     Class j is above the label y if s_j - s_y > tau (log prior_j - log prior_y). So a more frequent class that is above
     the label at 0 stops being so at the quotient of the two differences, a rarer class that is not above it at 0
@@ -247,13 +247,15 @@ class _RowSteps:
     Shape suffix: E steps, of all rows.
 
     Attributes:
-        first_R: 1 for a row that is correct before its first step, which may be at 0; else 0.
+        first_R: Share of the K for which a row is correct before its first step, which may be at 0.
         tau_E: Where the steps are.
-        change_E: 1 for a row that becomes correct, -1 for one that becomes wrong.
+        change_E: The change of this share, negative where the row becomes wrong.
         row_E: Which row.
     """
 
-    def __init__(self, scores_RL: Tensor, target_R: Tensor, log_prior_L: Tensor, k: int, end: float) -> None:
+    def __init__(
+        self, scores_RL: Tensor, target_R: Tensor, log_prior_L: Tensor, ks: tuple[int, ...], end: float
+    ) -> None:
         own_R1 = scores_RL.gather(1, target_R.unsqueeze(1))
         tied_RL = (scores_RL == own_R1) & own_R1.isinf()  # at every tau
         ahead_RL = (scores_RL - own_R1).masked_fill(tied_RL, 0)
@@ -265,12 +267,13 @@ class _RowSteps:
         crossing_RL = (ahead_RL / frequent_RL).masked_fill(~(leaves_RL | joins_RL), math.inf)
         tau_RL, order_RL = crossing_RL.sort(1)
         step_RL = (joins_RL.int() - leaves_RL.int()).gather(1, order_RL)
-        correct_RM = torch.cat([above_R1, above_R1 + step_RL.cumsum(1)], 1) < k
-        change_RL = correct_RM.int().diff(dim=1)
-        self.first_R = correct_RM[:, 0].double()
+        above_RM = torch.cat([above_R1, above_R1 + step_RL.cumsum(1)], 1)
+        correct_RM = torch.stack([above_RM < k for k in ks]).sum(0)
+        change_RL = correct_RM.diff(dim=1)
+        self.first_R = correct_RM[:, 0].double() / len(ks)
         self.row_E, place_E = ((change_RL != 0) & (tau_RL <= min(end, sys.float_info.max))).nonzero(as_tuple=True)
         self.tau_E = tau_RL[self.row_E, place_E]
-        self.change_E = change_RL[self.row_E, place_E].double()
+        self.change_E = change_RL[self.row_E, place_E].double() / len(ks)
 
 
 def _even_weights(target_N: Tensor) -> Tensor:

@@ -287,6 +287,17 @@ class RunConfig:
         return f"{'micro' if average == 'micro' else 'macro'}_top{k}" if wanted else None
 
     @property
+    def corrected_ks(self) -> tuple[int, ...]:
+        """The K that the correction is chosen by together: those that are measured, up to that of the metric.
+
+        Example:
+            >>> RunConfig(train=TrainConfig(ks=(1, 3, 5, 10), select="macro_top5")).corrected_ks
+            (1, 3, 5)
+        """
+        largest = int(self.select_metric.rpartition("_top")[2])
+        return tuple(k for k in self.all_ks if k <= largest)
+
+    @property
     def normalises_for_network(self) -> bool:
         """True if images get the mean and deviation that the network's weights were trained with, if it has some."""
         return self.data.normalise == "network" or (self.data.normalise == "auto" and self.model.weights != "")

@@ -241,7 +241,7 @@ def timm_run(folder: Path, head: Any, tau: float) -> RunFolder:
     network = build_model(ModelConfig(name="tf_efficientnet_lite0", head=head), (3, 32, 32), len(CLASSES))
     run.save_best(as_safetensors(network.state_dict()))
     if tau:
-        write_correction(run, Correction(tau, "macro_top2", 5, 4, 5, {}, file_digest(run.path / BEST)))
+        write_correction(run, Correction(tau, "macro_top2", (2,), 5, 4, 5, {}, file_digest(run.path / BEST)))
     return run
 
 

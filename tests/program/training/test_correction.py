@@ -16,6 +16,7 @@ from shortlist.__main__ import main
 from shortlist.program.config import RunConfig, TrainConfig, changed
 from shortlist.program.losses import CrossEntropyConfig
 from shortlist.program.runs.folder import RunFolder
+from shortlist.program.runs.records import read_correction
 from shortlist.program.training import loop
 from shortlist.program.training.evaluate import evaluate_run
 from shortlist.program.training.loop import train
@@ -67,13 +68,13 @@ def test_the_record_is_the_library_s_fit_to_the_validation_scores(run: RunFolder
     points = np.load(run.config.data.root)
     scores = torch.from_numpy(points["val_x"]) @ weights["head.weight"].T + weights["head.bias"]
     target = torch.from_numpy(points["val_y"])
-    fitted = PriorCorrection(SIZES).fit(scores, target, k=3)
+    fitted = PriorCorrection(SIZES).fit(scores, target, k=(1, 3))
     recorded = run.read_json("correction.json")
     metrics = TopKMetrics(len(SIZES), ks=(3,))
     metrics.update(fitted(scores), target)
     assert recorded["tau"] == pytest.approx(fitted.tau.item(), rel=1e-3)
     assert recorded["tau"] > 0
-    assert recorded["metric"] == "macro_top3"
+    assert (recorded["metric"], recorded["ks"]) == ("macro_top3", [1, 3])
     assert (recorded["images"], recorded["classes"], recorded["num_classes"]) == (len(target), 9, len(SIZES))
     assert recorded["val"]["macro_top3"] == pytest.approx(metrics.compute()["macro_top3"].item())
 
@@ -93,20 +94,23 @@ def test_the_correction_helps_and_leaves_the_plain_result(run: RunFolder, config
 
 
 @pytest.mark.parametrize(
-    ("select", "setting", "metric"),
+    ("select", "setting", "metric", "ks"),
     [
-        ("auto", "auto", "macro_top3"),
-        ("few_top1", "auto", "macro_top1"),
-        ("micro_top3", "auto", None),
-        ("micro_top3", "on", "micro_top3"),
-        ("macro_top3", "off", None),
+        ("auto", "auto", "macro_top3", (1, 3)),
+        ("few_top1", "auto", "macro_top1", (1,)),
+        ("micro_top3", "auto", None, (1, 3)),
+        ("micro_top3", "on", "micro_top3", (1, 3)),
+        ("macro_top3", "off", None, (1, 3)),
+        ("macro_top5", "on", "macro_top5", (1, 3, 5)),
     ],
 )
 def test_it_is_chosen_for_what_selects_the_epochs_but_by_default_not_for_micro(
-    config: RunConfig, select: str, setting: str, metric: str | None
+    config: RunConfig, select: str, setting: str, metric: str | None, ks: tuple[int, ...]
 ) -> None:
-    chosen = TrainConfig(ks=(1, 3), select=select, correct_prior=setting)  # type: ignore[arg-type]
-    assert small_config(Path(config.data.root), train=chosen).corrected_metric == metric
+    chosen = TrainConfig(ks=(1, 3, 5, 7), select=select, correct_prior=setting)  # type: ignore[arg-type]
+    settings = small_config(Path(config.data.root), train=chosen)
+    assert settings.corrected_metric == metric
+    assert settings.corrected_ks == ks
 
 
 def by_epoch(run: RunFolder, name: str) -> list[float]:
@@ -203,7 +207,9 @@ def test_the_command_evaluates_corrected_scores_unless_told_not_to(
     shortlist(monkeypatch, "evaluate", run.path, "--device", "cpu")
     printed = capsys.readouterr()
     assert json.loads(printed.out) == final["test_corrected"]
-    assert re.search(r"tau = 0\.\d+, chosen for macro top-3 on 166 validation images of 9 of 12 classes", printed.err)
+    assert re.search(
+        r"tau = 0\.\d+, chosen for macro top-1, 3 on 166 validation images of 9 of 12 classes", printed.err
+    )
     assert "evaluated here" not in printed.err
     shortlist(monkeypatch, "evaluate", run.path, "--no-correction", "--device", "cpu")
     printed = capsys.readouterr()
@@ -267,7 +273,16 @@ def test_a_report_shows_both_results_and_what_tau_rests_on(
 
 @pytest.mark.parametrize(
     "damage",
-    [None, "", "[]", '{"tau": -1}', '{"tau": "x"}', '{"tau": 1, "metric": "macro_top3"}', '{"tau": 1e999}'],
+    [
+        None,
+        "",
+        "[]",
+        '{"tau": 1, "metric": "macro_top3", "ks": ["3"]}',
+        '{"tau": -1}',
+        '{"tau": "x"}',
+        '{"tau": 1, "metric": "macro_top3"}',
+        '{"tau": 1e999}',
+    ],
 )
 def test_a_damaged_or_missing_record_is_named(run: RunFolder, tmp_path: Path, damage: str | None) -> None:
     copy = Path(shutil.copytree(run.path, tmp_path / "copy"))
@@ -276,6 +291,17 @@ def test_a_damaged_or_missing_record_is_named(run: RunFolder, tmp_path: Path, da
         (copy / "correction.json").write_text(damage)
     with pytest.raises(ShortlistError, match=r"correction\.json"):
         evaluate_run(RunFolder(copy), device="cpu")
+
+
+def test_a_correction_of_an_earlier_version_rests_on_the_k_of_its_metric(run: RunFolder, tmp_path: Path) -> None:
+    copy = Path(shutil.copytree(run.path, tmp_path / "copy"))
+    record = json.loads((copy / "correction.json").read_text())
+    del record["ks"]
+    (copy / "correction.json").write_text(json.dumps(record))
+    correction = read_correction(RunFolder(copy))
+    assert correction is not None
+    assert "chosen for macro top-3 on 166" in str(correction)
+    assert evaluate_run(RunFolder(copy), device="cpu")[0].corrected is not None
 
 
 def test_a_result_of_an_earlier_version_is_without_correction(run: RunFolder, tmp_path: Path) -> None:

@@ -28,6 +28,7 @@ from shortlist.program.runs.model import prior_correction
 from shortlist.program.runs.records import read_classes
 from shortlist.program.runs.scores import read_scores
 from shortlist.program.training.callbacks import Callback
+from shortlist.program.training.correction import choose_tau
 from shortlist.program.training.evaluate import numbers_of
 from shortlist.program.tuning.findings import TrialRecord
 
@@ -268,9 +269,8 @@ def _corrected_by_few(run: RunFolder) -> dict[str, float | None] | None:
         return None
     val, test, sizes = read_scores(run, "val"), read_scores(run, "test"), read_classes(run).train_images
     few = thin_validation(val, len(sizes), replace(config.data, thin_validation=True))
-    average, _, k = config.select_metric.partition("_top")
     correction = prior_correction(sizes)
-    correction.fit(few.scores, few.labels, int(k), "micro" if average == "micro" else "macro")
+    choose_tau(correction, few, config)
     metrics = TopKMetrics(len(sizes), config.all_ks, sizes)
     metrics.update(correction(test.scores), test.labels)
     return _rounded(numbers_of(metrics))

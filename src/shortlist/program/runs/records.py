@@ -46,7 +46,9 @@ class Correction:
 
     tau: float
     metric: str
-    """The accuracy that tau was chosen by, such as macro_top5."""
+    """The accuracy that is corrected for, such as macro_top5."""
+    ks: tuple[int, ...]
+    """The K whose accuracies tau was chosen by together; that of the metric is the largest."""
     images: int
     """Validation images that tau rests on."""
     classes: int
@@ -58,10 +60,10 @@ class Correction:
     """Checksum of the weights that it was chosen for."""
 
     def __str__(self) -> str:
-        average, _, k = self.metric.partition("_top")
+        average, ks = self.metric.partition("_top")[0], ", ".join(map(str, self.ks))
         images = counted(self.images, "validation image")
         of_classes = f"{self.classes:,} of {counted(self.num_classes, 'class', 'classes')}"
-        return f"tau = {self.tau:.3g}, chosen for {average} top-{k} on {images} of {of_classes}"
+        return f"tau = {self.tau:.3g}, chosen for {average} top-{ks} on {images} of {of_classes}"
 
 
 @dataclass(frozen=True)
@@ -180,9 +182,12 @@ def read_correction(run: RunFolder) -> Correction | None:
         if run.finished:
             raise record.damaged(f"it does not belong to the weights in {BEST}")
         return None  # left by another training in this folder
+    metric = record.require("metric", _is_metric, "like macro_top5")
+    ks = record.optional("ks", _list_of(is_whole), "a list of whole numbers")
     return Correction(
         tau=record.require("tau", lambda value: is_number(value) and 0 <= value <= _LARGEST_TAU, "a number >= 0"),
-        metric=record.require("metric", _is_metric, "like macro_top5"),
+        metric=metric,
+        ks=tuple(ks or (int(metric.partition("_top")[2]),)),  # earlier versions looked at one
         val=record.require("val", lambda value: isinstance(value, dict) and are_metrics(value), "numbers by name"),
         best_sha256=best_sha256,
         **{

@@ -6,7 +6,7 @@ import torch
 from torch import distributed as dist
 
 from shortlist.metrics import TopKMetrics
-from shortlist.prior_correction import PriorCorrection
+from shortlist.prior_correction import Average, PriorCorrection
 from shortlist.program.config import RunConfig
 from shortlist.program.data.base import Problem
 from shortlist.program.runs.model import prior_correction
@@ -41,8 +41,7 @@ def fit_correction(
     if correction.left_out[found.labels].all():
         say("the scores are not corrected for class sizes: no validation image is of a class with training images")
         return None
-    average, _, k = metric.partition("_top")
-    correction.fit(found.scores, found.labels, int(k), "micro" if average == "micro" else "macro")
+    choose_tau(correction, found, config)
     if world_size > 1:  # sums on a GPU may differ in the last digit
         dist.broadcast(correction.tau, 0)
     metrics = TopKMetrics(len(sizes), config.all_ks, sizes)
@@ -50,6 +49,7 @@ def fit_correction(
     chosen = Correction(
         tau=correction.tau.item(),
         metric=metric,
+        ks=config.corrected_ks,
         images=int(correction.images),
         classes=int(correction.classes),
         num_classes=correction.num_classes,
@@ -57,3 +57,9 @@ def fit_correction(
         best_sha256=best_sha256,
     )
     return correction, chosen
+
+
+def choose_tau(correction: PriorCorrection, found: Scores, config: RunConfig) -> None:
+    """Fit a correction to scores as a run with these settings does."""
+    average: Average = "micro" if config.select_metric.startswith("micro") else "macro"
+    correction.fit(found.scores, found.labels, config.corrected_ks, average)
