@@ -93,7 +93,11 @@ def test_nothing_to_thin_is_an_error() -> None:
         long_tailed_subset(torch.tensor([], dtype=torch.int64), 3, imbalance=2, kind="step", generator=generator())
 
 
-@given(st.lists(st.integers(3, 40), min_size=1, max_size=8), st.floats(0.01, 0.3), st.integers(1, 2))
+@given(
+    st.lists(st.integers(1, 40), min_size=1, max_size=8).filter(lambda sizes: max(sizes) >= 3),
+    st.floats(0.01, 0.49),
+    st.integers(1, 2),
+)
 def test_parts_are_disjoint_complete_and_stratified(sizes: list[int], fraction: float, parts: int) -> None:
     labels = torch.arange(len(sizes)).repeat_interleave(torch.tensor(sizes))
     labels = labels[torch.randperm(len(labels), generator=generator())]
@@ -104,8 +108,13 @@ def test_parts_are_disjoint_complete_and_stratified(sizes: list[int], fraction: 
     for part in found[1:]:
         counts = torch.bincount(labels[part], minlength=len(sizes)).tolist()
         for count, size in zip(counts, sizes, strict=True):
-            assert count >= 1
-            assert abs(count - max(1, size * fraction)) <= 0.5 + 1e-5  # to the nearest, in float32
+            if size <= parts:
+                assert count == 0
+            elif count < (size - 1) // parts:  # it could give more
+                assert count >= 1
+                assert abs(count - max(1, size * fraction)) <= 0.5 + 1e-5  # to the nearest, in float32
+            else:
+                assert count == (size - 1) // parts <= max(1, size * fraction) + 0.5 + 1e-5
 
 
 def test_the_seed_decides() -> None:
@@ -115,20 +124,24 @@ def test_the_seed_decides() -> None:
     assert first != other
 
 
-def test_a_class_too_small_to_split_is_named() -> None:
-    labels = torch.tensor([0] * 10 + [1] * 2)
-    with pytest.raises(ShortlistError, match=r"at least 3 images, .* too few in 1 of 2 classes: rare \(2\)"):
-        hold_out(labels, ["common", "rare"], 0.1, 2, generator())
+def test_a_class_too_small_to_split_changes_nothing_for_the_others() -> None:
+    labels = torch.tensor([0] * 10 + [1] * 20)
+    with_small = torch.cat([labels, torch.tensor([2, 2])])
+    for parts in (1, 2):
+        rest, *held_out = hold_out(with_small, ["a", "b", "c"], 0.1, parts, generator())
+        sizes = [torch.bincount(with_small[part], minlength=3).tolist() for part in (rest, *held_out)]
+        assert sizes == {1: [[9, 18, 1], [1, 2, 1]], 2: [[8, 16, 2], [1, 2, 0], [1, 2, 0]]}[parts]
 
 
-def test_a_large_share_that_leaves_nothing_to_train_on_is_an_error() -> None:
-    with pytest.raises(ShortlistError, match="too few in 2 of 2 classes"):
-        hold_out(torch.arange(2).repeat(10), ["a", "b"], 0.5, 2, generator())
+def test_data_of_which_nothing_can_be_held_out_is_an_error() -> None:
+    with pytest.raises(ShortlistError, match=r"no class has the 3 images .* validation and test: a \(2\), b \(1\)"):
+        hold_out(torch.tensor([0, 0, 1]), ["a", "b"], 0.1, 2, generator())
 
 
-def test_no_share_at_all_is_an_error() -> None:
-    with pytest.raises(ShortlistError, match=r"data.val_fraction must be above 0"):
-        hold_out(torch.arange(2).repeat(10), ["a", "b"], 0.0, 1, generator())
+@pytest.mark.parametrize(("share", "parts"), [(0.0, 1), (0.5, 2), (1.0, 1)])
+def test_a_share_that_leaves_nothing_to_one_side_is_an_error(share: float, parts: int) -> None:
+    with pytest.raises(ShortlistError, match=rf"data.val_fraction must be above 0 and below .*got {share:g}"):
+        hold_out(torch.arange(2).repeat(10), ["a", "b"], share, parts, generator())
 
 
 def redraw(labels: Tensor, groups: Tensor, p: float, seed: int = 0) -> Tensor:

@@ -58,30 +58,34 @@ def hold_out(
 ) -> list[Tensor]:
     """Sorted indices of what stays for training, then of each of the ``parts`` held out, drawn at random.
 
-    Each part takes ``fraction`` of every class, at least one image; every class must keep one for training.
+    Each part takes ``fraction`` of every class, at least one image, and leaves one for training. A class that is too
+    small for that gives none: it is better learned than measured.
 
     Example:
-        >>> labels = torch.tensor([0] * 10 + [1] * 4)
-        >>> rest, val = hold_out(labels, ["cat", "dog"], 0.2, 1, torch.Generator().manual_seed(0))
-        >>> torch.bincount(labels[rest]).tolist(), torch.bincount(labels[val]).tolist()
-        ([8, 3], [2, 1])
+        >>> labels = torch.tensor([0] * 10 + [1] * 4 + [2])
+        >>> rest, val = hold_out(labels, ["cat", "dog", "yeti"], 0.2, 1, torch.Generator().manual_seed(0))
+        >>> [torch.bincount(labels[part], minlength=3).tolist() for part in (rest, val)]
+        [[8, 3, 1], [2, 1, 0]]
     """
-    if fraction == 0:
-        raise ShortlistError("data.val_fraction must be above 0 for data without a validation split, got 0")
-    available = torch.bincount(labels, minlength=len(classes))
-    taken = (available * fraction).round().long().clamp(min=1)
-    short = (available <= parts * taken).nonzero().flatten().tolist()
-    if short:
+    if not 0 < fraction < 1 / parts:
         raise ShortlistError(
-            f"every class must have at least {parts + 1} images, and more than the share of {fraction} "
-            f"(data.val_fraction) that is held out{' each for validation and test' if parts == 2 else ''}; too few in "
-            f"{len(short)} of {len(classes)} classes: "
-            + some_of([f"{classes[label]} ({int(available[label])})" for label in short])
+            f"data.val_fraction must be above 0 and below {1 / parts:g} for data without a "
+            f"{'validation and a test' if parts == 2 else 'validation'} split, got {fraction:g}"
+        )
+    available = torch.bincount(labels, minlength=len(classes))
+    most = (available - 1).clamp(min=0) // parts
+    taken = (available * fraction).round().long().clamp(min=1).minimum(most)
+    if not taken.any():
+        raise ShortlistError(
+            f"no class has the {parts + 1} images that it takes to hold some out for "
+            f"{'validation and test' if parts == 2 else 'validation'}: "
+            + some_of([f"{name} ({count})" for name, count in zip(classes, available.tolist(), strict=True)])
         )
     grouped, place_in_class = shuffled_within_classes(labels, generator)
     # 0 stays for training; the first images of each shuffled class are parts 1, 2, ...
-    part = place_in_class.div(taken[labels[grouped]], rounding_mode="floor") + 1
-    part[part > parts] = 0
+    taken = taken[labels[grouped]]
+    part = place_in_class.div(taken.clamp(min=1), rounding_mode="floor") + 1
+    part[(part > parts) | (taken == 0)] = 0
     return [grouped[part == number].sort().values for number in range(parts + 1)]
 
 

@@ -37,7 +37,7 @@ from shortlist.program.runs.records import (
 )
 from shortlist.program.runs.scores import MOST_WRITTEN, Scores, write_scores
 from shortlist.program.runs.start import refuse_other_start
-from shortlist.program.text import some_of
+from shortlist.program.text import counted, some_of
 from shortlist.program.training.build import Parts, build, open_fabric, undefined_metric
 from shortlist.program.training.callbacks import Callback, ProgressDisplay
 from shortlist.program.training.checkpoint import Position, lines_of, restore, training_state
@@ -454,6 +454,13 @@ def _sum_over_ranks(fabric: lightning_fabric.Fabric, value: float) -> float:
 def _found(problem: Problem) -> str:
     """What the data holds, for the user to compare with what it should hold."""
     train, val, test = (f"{len(split):,}" for split in (problem.train, problem.val, problem.test))
-    found = f"{len(problem.classes):,} classes, {train} training, {val} validation and {test} test images"
-    ignored = problem.facts.ignored_files
-    return f"{found}; not used: {ignored}" if ignored else found
+    found = [f"{len(problem.classes):,} classes, {train} training, {val} validation and {test} test images"]
+    trained_on = problem.class_counts > 0
+    for name, split in (("validation", problem.val), ("test", problem.test)):
+        is_seen = torch.bincount(split.labels, minlength=len(problem.classes)) > 0
+        unseen = [problem.classes[label] for label in (trained_on & ~is_seen).nonzero().flatten().tolist()]
+        if unseen:
+            found.append(f"{counted(len(unseen), 'class', 'classes')} without {name} images: {some_of(unseen)}")
+    if problem.facts.ignored_files:
+        found.append(f"not used: {problem.facts.ignored_files}")
+    return "; ".join(found)

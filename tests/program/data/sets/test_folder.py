@@ -185,9 +185,7 @@ def test_errors_say_what_is_wrong(tmp_path: Path) -> None:
     with pytest.raises(ShortlistError, match="at least two classes, got 1"):
         load(tmp_path)
     put_image(tmp_path / "b" / "0.png")
-    with pytest.raises(
-        ShortlistError, match=r"at least 3 images, .* validation and test; too few in 2 of 2 classes: a \(1\), b \(1\)"
-    ):
+    with pytest.raises(ShortlistError, match=r"no class has the 3 images .* for validation and test: a \(1\), b \(1\)"):
         load(tmp_path)
 
 
