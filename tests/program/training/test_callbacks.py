@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils.tensorboard import SummaryWriter
 
+import shortlist as sl
 from shortlist import ShortlistError
 from shortlist.program.cli import main as cli
 from shortlist.program.config import TrainConfig
@@ -108,6 +109,30 @@ def test_what_was_found_is_said_before_it_is_trained_on(tmp_path: Path, capfd: p
     said = capfd.readouterr().err.partition("epoch 1/2")[0]
     assert "2 classes, 30 training, 3 validation and 3 test images" in said
     assert "not used: 1: elm/IMG:cat:1.HEIC" in said
+    assert "without" not in said
+
+
+def test_classes_that_nothing_measures_are_named_and_still_suggested(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    put_classes(tmp_path / "photos", {"elm": 12, "owl": 24, "yeti": 1, "roc": 2})
+    run = train(photos_config(tmp_path / "photos"), folder=tmp_path / "run")
+    said = capfd.readouterr().err.partition("epoch 1/2")[0]
+    assert "4 classes, 33 training, 3 validation and 3 test images" in said
+    assert "2 classes without validation and test images: roc, yeti" in said
+    assert evaluate_run(run, device="cpu")[0].metrics == run.read_json("final.json")["test"]
+    names = {suggestion.name for suggestion in sl.load(run.path).suggest(tmp_path / "photos" / "yeti" / "0.png", k=4)}
+    assert names == {"elm", "owl", "roc", "yeti"}
+
+
+def test_classes_without_test_images_are_told_from_those_without_validation_images(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    for split, classes in {"train": {"elm": 5, "owl": 5}, "val": {"elm": 3}, "test": {"owl": 3}}.items():
+        put_classes(tmp_path / "photos" / split, classes)
+    train(photos_config(tmp_path / "photos"), folder=tmp_path / "run")
+    said = capfd.readouterr().err.partition("epoch 1/2")[0]
+    assert "1 class without validation images: owl; 1 class without test images: elm" in said
 
 
 def test_images_whose_scores_are_all_alike_are_told_of(

@@ -22,7 +22,7 @@ from torch import distributed as dist
 from shortlist.errors import ShortlistError
 from shortlist.prior_correction import PriorCorrection
 from shortlist.program.config import RunConfig
-from shortlist.program.data.base import Problem, evaluation_plan
+from shortlist.program.data.base import Problem, Split, evaluation_plan
 from shortlist.program.data.in_memory import TensorSplit
 from shortlist.program.runs.card import write_card
 from shortlist.program.runs.environment import environment
@@ -451,16 +451,24 @@ def _sum_over_ranks(fabric: lightning_fabric.Fabric, value: float) -> float:
     return total.item()
 
 
+def _classes_without(problem: Problem, split: Split) -> list[str]:
+    """Names of classes that are trained on, and have no image in another split."""
+    is_missing = torch.bincount(split.labels, minlength=len(problem.classes)) == 0
+    return [problem.classes[label] for label in (is_missing & (problem.class_counts > 0)).nonzero().flatten().tolist()]
+
+
 def _found(problem: Problem) -> str:
     """What the data holds, for the user to compare with what it should hold."""
     train, val, test = (f"{len(split):,}" for split in (problem.train, problem.val, problem.test))
     found = [f"{len(problem.classes):,} classes, {train} training, {val} validation and {test} test images"]
-    trained_on = problem.class_counts > 0
-    for name, split in (("validation", problem.val), ("test", problem.test)):
-        is_seen = torch.bincount(split.labels, minlength=len(problem.classes)) > 0
-        unseen = [problem.classes[label] for label in (trained_on & ~is_seen).nonzero().flatten().tolist()]
-        if unseen:
-            found.append(f"{counted(len(unseen), 'class', 'classes')} without {name} images: {some_of(unseen)}")
+    without = {"validation": _classes_without(problem, problem.val), "test": _classes_without(problem, problem.test)}
+    if without["validation"] == without["test"]:
+        without = {"validation and test": without["test"]}
+    found += [
+        f"{counted(len(classes), 'class', 'classes')} without {split} images: {some_of(classes)}"
+        for split, classes in without.items()
+        if classes
+    ]
     if problem.facts.ignored_files:
         found.append(f"not used: {problem.facts.ignored_files}")
     return "; ".join(found)
