@@ -62,7 +62,7 @@ def test_the_order_is_that_of_the_validation_images() -> None:
     assert found.leader is found.entries[0]
     assert found.baseline is found.entries[1]
     command = winner_command(found)
-    assert command == "shortlist train embeddings --model.head scaled_cosine"
+    assert command == "shortlist train embeddings --loss.name balanced_softmax --model.head scaled_cosine"
 
 
 def test_every_candidate_has_a_line_that_names_its_settings() -> None:
