@@ -161,7 +161,7 @@ def test_a_prior_multiplies_the_probabilities_and_orders_by_them(run: RunFolder,
 def test_with_a_prior_the_correction_for_class_sizes_does_not_order(tmp_path: Path) -> None:
     run = calibrated_run(tmp_path / "run")
     numbers: Any = {"images": 1, "classes": 1, "num_classes": CLASSES, "val": {}}
-    write_correction(run, Correction(5.0, "macro_top1", best_sha256=file_digest(run.path / BEST), **numbers))
+    write_correction(run, Correction(5.0, "macro_top1", (1,), best_sha256=file_digest(run.path / BEST), **numbers))
     with client_of(service_of(run, prior={"anywhere": [1.0] * CLASSES})) as client:
         plain = suggest(client, photo(), k=CLASSES, coverage=0.99)
         found = suggest(client, photo(), k=CLASSES, coverage=0.99, prior="anywhere")
