@@ -268,9 +268,10 @@ class _RowSteps:
         tau_RL, order_RL = crossing_RL.sort(1)
         step_RL = (joins_RL.int() - leaves_RL.int()).gather(1, order_RL)
         above_RM = torch.cat([above_R1, above_R1 + step_RL.cumsum(1)], 1)
-        correct_RM = torch.stack([above_RM < k for k in ks]).sum(0)
-        change_RL = correct_RM.diff(dim=1)
-        self.first_R = correct_RM[:, 0].double() / len(ks)
+        # Wrong for every K that is not above the number of classes above the label.
+        wrong_RM = torch.bucketize(above_RM, above_RM.new_tensor(ks), right=True, out_int32=True)
+        change_RL = -wrong_RM.diff(dim=1)
+        self.first_R = 1 - wrong_RM[:, 0].double() / len(ks)
         self.row_E, place_E = ((change_RL != 0) & (tau_RL <= min(end, sys.float_info.max))).nonzero(as_tuple=True)
         self.tau_E = tau_RL[self.row_E, place_E]
         self.change_E = change_RL[self.row_E, place_E].double() / len(ks)

@@ -83,9 +83,9 @@ def hold_out(
         )
     grouped, place_in_class = shuffled_within_classes(labels, generator)
     # 0 stays for training; the first images of each shuffled class are parts 1, 2, ...
-    taken = taken[labels[grouped]]
-    part = place_in_class.div(taken.clamp(min=1), rounding_mode="floor") + 1
-    part[(part > parts) | (taken == 0)] = 0
+    given = taken[labels[grouped]]
+    part = place_in_class.div(given.clamp(min=1), rounding_mode="floor") + 1
+    part[(part > parts) | (given == 0)] = 0
     return [grouped[part == number].sort().values for number in range(parts + 1)]
 
 
