@@ -34,10 +34,11 @@ from shortlist.program.training.loop import train
 NAME = "add-class"
 RECIPE = "feathers_frozen"
 LOSSES: dict[str, Changes] = {
+    "cross_entropy": {},
     "balanced_softmax": {},
     "imbalanced_noised_topk_hinge": {"loss.k": (1, 3, 5), "loss.epsilon": 0.02, "loss.scale": 20.0},
 }
-"""A loss on a linear and one on a cosine layer, with its settings."""
+"""Two losses on a linear and one on a cosine layer, with their settings."""
 SEEDS = (0, 1, 2)
 EPOCHS = 15
 _ON_FEATURES: Changes = {
