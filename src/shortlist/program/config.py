@@ -216,6 +216,8 @@ class TrainConfig:
     """Validation metric that picks the best epoch, such as micro_top1; auto is macro top-K at the K of the loss."""
     select_corrected: bool = False
     """Pick the epoch by its accuracy after the correction for class sizes, as the finished run gets it."""
+    select_latest: bool = False
+    """Pick the latest epoch within a standard error of the best: on few validation images the best is so by chance."""
     correct_prior: Literal["auto", "on", "off"] = "auto"
     """Correct scores for class sizes after training, as suits `select` on validation; auto: unless select is micro."""
     logger: tuple[LoggerName, ...] = ("tensorboard",)
@@ -338,6 +340,7 @@ NEUTRAL: dict[str, Any] = {
     "loss.margin": 1.0,
     "loss.relative": False,
     "train.select_corrected": False,
+    "train.select_latest": False,
     "train.correct_prior": "auto",  # it changes neither the weights nor the plain results
 }
 """Settings that are younger than the first published results, each with the value that changes nothing. At that value a

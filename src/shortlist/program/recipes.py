@@ -158,7 +158,7 @@ def folder() -> RunConfig:
     return replace(
         config,
         optim=replace(config.optim, schedule="cosine", milestones=(), warmup_epochs=1),
-        train=replace(config.train, select_corrected=True),
+        train=replace(config.train, select_corrected=True, select_latest=True),
     )
 
 
@@ -182,7 +182,7 @@ def embeddings() -> RunConfig:
         model=ModelConfig(name="none"),
         loss=_fixed_features_loss(),
         optim=_for_fixed_features(),
-        train=TrainConfig(epochs=30, batch_size=256, select_corrected=True),
+        train=TrainConfig(epochs=30, batch_size=256, select_corrected=True, select_latest=True),
     )
 
 
@@ -244,7 +244,7 @@ def feathers_lite() -> RunConfig:
         model=ModelConfig(name="tf_efficientnet_lite0", weights="package"),
         loss=_rare_classes_loss(),
         optim=OptimConfig(lr=0.02, head_lr_factor=10, schedule="cosine", warmup_epochs=1, weight_decay=1e-4),
-        train=TrainConfig(epochs=12, batch_size=64, select_corrected=True),
+        train=TrainConfig(epochs=12, batch_size=64, select_corrected=True, select_latest=True),
     )
 
 
@@ -273,7 +273,7 @@ def _frozen_lite(data: DataName, fit: Fit) -> RunConfig:
         model=ModelConfig(name="tf_efficientnet_lite0", weights="package", frozen=True),
         loss=_fixed_features_loss(),
         optim=_for_fixed_features(),
-        train=TrainConfig(epochs=30, batch_size=256, select_corrected=True),
+        train=TrainConfig(epochs=30, batch_size=256, select_corrected=True, select_latest=True),
     )
 
 

@@ -134,7 +134,7 @@ def test_the_epoch_can_be_chosen_as_the_finished_run_is_corrected(config: RunCon
 
 
 def test_chosen_so_a_run_that_was_stopped_ends_as_an_undisturbed_one(config: RunConfig, tmp_path: Path) -> None:
-    config = changed(config, {"train.select_corrected": True})
+    config = changed(config, {"train.select_corrected": True, "train.select_latest": True})
     undisturbed = train(config, folder=tmp_path / "undisturbed", quiet=True)
     train_until_step(config, tmp_path / "stopped", 40)
     train(config, folder=tmp_path / "stopped", resume=True, quiet=True)

@@ -1,6 +1,7 @@
 """Whole runs: what is learnt, which epoch is the best, and what ends a run early."""
 
 import os
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -120,21 +121,44 @@ def test_every_suggestion_that_is_measured_is_kept(data: Path, tmp_path: Path) -
         assert run.read_json("final.json")["test"][f"micro_top{k}"] == pytest.approx(share)
 
 
-class TopOneAccuracies(Callback):
-    """The largest K is always right, and K = 1 as told."""
+class Accuracies(Callback):
+    """Accuracies of each epoch as told."""
 
-    def __init__(self, *values: float) -> None:
+    def __init__(self, **values: Sequence[float]) -> None:
         self._values = values
 
     def on_validation(self, trainer: Trainer, evaluation: Evaluation) -> None:
-        evaluation.metrics.update(macro_top3=1.0, macro_top1=self._values[trainer.position.epoch])
+        evaluation.metrics.update({name: values[trainer.position.epoch] for name, values in self._values.items()})
 
 
 def test_of_epochs_alike_the_one_that_is_better_at_smaller_k_is_kept(data: Path, tmp_path: Path) -> None:
     """Top-5 accuracy of few validation images is perfect long before the network has learned."""
     config = small_config(data, train=replace(SHORT, epochs=5, batch_size=64))
-    run = train(config, folder=tmp_path, quiet=True, callbacks=[TopOneAccuracies(0.2, 0.9, 0.4, 0.9, 0.1)])
+    accuracies = Accuracies(macro_top3=[1.0] * 5, macro_top1=[0.2, 0.9, 0.4, 0.9, 0.1])
+    run = train(config, folder=tmp_path, quiet=True, callbacks=[accuracies])
     assert run.read_json("final.json")["best_epoch"] == 3, "the later one of two"
+
+
+@pytest.mark.parametrize("metric", ["macro_top3", "few_top3", "micro_top3"])
+@pytest.mark.parametrize(
+    ("errors_below_the_best", "kept"),
+    [([9, 0, 0.9, 1.1], 2), ([9, 0, 1.1, 1.1], 1), ([0.5, 9, 0, 9], 2), ([0, 0.9, 9, 0.9], 3), ([0.9, 0.8, 9, 0], 3)],
+)
+def test_the_latest_epoch_within_a_standard_error_of_the_best_can_be_kept(
+    data: Path, tmp_path: Path, metric: str, errors_below_the_best: list[float], kept: int
+) -> None:
+    arrays, best = np.load(data), 0.8
+    images = np.bincount(arrays["val_y"])
+    if metric == "few_top3":
+        images = images[np.bincount(arrays["train_y"]) < 20]
+    images = images.sum(keepdims=True) if metric == "micro_top3" else images
+    error = np.sqrt((best * (1 - best) / images).sum()) / len(images)
+    values = [max(0.0, best - below * error) for below in errors_below_the_best]
+    settings = replace(SHORT, epochs=4, batch_size=128, select=metric, select_latest=True)
+    config = small_config(data, train=settings)
+    run = train(config, folder=tmp_path, quiet=True, callbacks=[Accuracies(**{metric: values})])
+    assert run.read_json("final.json")["best_epoch"] == kept
+    assert run.read_json("final.json")["val"][metric] == pytest.approx(values[kept])
 
 
 class NegateWeightsInSecondEpoch(Callback):

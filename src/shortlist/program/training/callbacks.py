@@ -101,7 +101,8 @@ class ProgressDisplay(Callback):
         which = f"corrected {metric}" if corrected_name(metric) in line else metric
         self._validated = f"  val {which} {100 * (selected_value(line, metric) or 0):.2f}%"
         rate = len(trainer.parts.problem.train) * epoch / line["train_seconds"]
-        mark = "  best so far" if trainer.position.best_epoch == line["epoch"] else ""
+        is_kept = trainer.position.best_epoch == line["epoch"]
+        mark = ("  kept" if trainer.parts.config.train.select_latest else "  best so far") if is_kept else ""
         self.on_message(
             f"epoch {epoch}/{trainer.epochs}  loss {line['train_loss']:.4f}{self._validated}"
             f"  {rate:,.0f} images/s{mark}"

@@ -30,7 +30,9 @@ class Position:
     seconds: float = 0.0
     """Spent on training steps since the run began."""
     best_epoch: int = -1
+    """Whose weights are kept."""
     best_value: float = -1.0
+    """The highest of all epochs."""
     best_at_smaller_ks: list[float] = field(default_factory=list)
     """Decides between epochs of the same value: the largest of these K first."""
     best_digest: str = ""

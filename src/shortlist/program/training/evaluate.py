@@ -124,6 +124,21 @@ def numbers_of(metrics: TopKMetrics) -> dict[str, float | None]:
     return {name: None if value.isnan() else value.item() for name, value in metrics.compute().items()}
 
 
+def standard_error(accuracy: float, seen: Tensor) -> float:
+    """Of a mean accuracy over classes, as if all were equally hard: a class of one image does not tell its own error.
+
+    Args:
+        accuracy: The mean.
+        seen: Images of each class. Classes without any are not in the mean.
+
+    Example:
+        >>> standard_error(0.5, torch.tensor([100])), standard_error(0.5, torch.tensor([50, 50, 0]))
+        (0.05, 0.05)
+    """
+    seen = seen[seen > 0].double()
+    return math.sqrt(accuracy * (1 - accuracy) * seen.reciprocal().sum().item()) / len(seen)
+
+
 @torch.inference_mode()
 def evaluate(
     model: nn.Module,

@@ -17,9 +17,11 @@ from typing import Any
 import lightning_fabric
 import safetensors.torch
 import torch
+from torch import Tensor
 from torch import distributed as dist
 
 from shortlist.errors import ShortlistError
+from shortlist.ops.class_counts import size_groups
 from shortlist.prior_correction import PriorCorrection
 from shortlist.program.config import RunConfig
 from shortlist.program.data.base import Problem, Split, evaluation_plan
@@ -43,7 +45,7 @@ from shortlist.program.training.callbacks import Callback, ProgressDisplay
 from shortlist.program.training.checkpoint import Position, lines_of, restore, training_state
 from shortlist.program.training.class_weights import set_class_weights
 from shortlist.program.training.correction import fit_correction
-from shortlist.program.training.evaluate import Evaluation, KeptScores, evaluate, split_scores
+from shortlist.program.training.evaluate import Evaluation, KeptScores, evaluate, split_scores, standard_error
 from shortlist.program.training.loggers import build_loggers, refuse_missing_loggers
 from shortlist.program.training.signals import StopRequests, stop_requests
 from shortlist.program.training.step import uncompiled
@@ -314,7 +316,7 @@ class Trainer:
         if images == 0:
             raise ShortlistError(f"no training image could be read: {self.problem.train.skipped[-1]} and all others")
         corrected = self._corrected(kept)
-        is_best = self._note_if_best(corrected or metrics)
+        is_best = self._note_if_best(corrected or metrics, validation.seen)
         line: dict[str, Any] = {
             "epoch": position.epoch,
             "train_loss": _sum_over_ranks(self.fabric, position.loss_sum) / images,
@@ -359,17 +361,36 @@ class Trainer:
         found = fit_correction(scores, self.problem, self.config, best_sha256="", world_size=world_size)
         return found[1].val if found else {}
 
-    def _note_if_best(self, metrics: dict[str, float | None]) -> bool:
-        """Compare the epoch with the best so far, by the selected metric and then by the same at smaller K."""
+    def _note_if_best(self, metrics: dict[str, float | None], seen: Tensor) -> bool:
+        """Compare the epoch with the best so far, by the selected metric and then by the same at smaller K.
+
+        With ``select_latest`` it also replaces a better one that it cannot be told from.
+
+        Args:
+            metrics: Of the epoch, on the validation images.
+            seen: How many of these are of each class.
+        """
+        position = self.position
         average, _, selected_k = self.config.select_metric.rpartition("_top")
         smaller_ks = [k for k in reversed(self.config.all_ks) if k < int(selected_k)]
         value, *at_smaller_ks = (metrics[f"{average}_top{k}"] or 0.0 for k in (int(selected_k), *smaller_ks))
-        # Of equal epochs the later: with few images accuracy peaks long before the network is at its best.
-        if [value, *at_smaller_ks] < [self.position.best_value, *self.position.best_at_smaller_ks]:
-            return False
-        self.position.best_epoch, self.position.best_value = self.position.epoch, value
-        self.position.best_at_smaller_ks = at_smaller_ks
-        return True
+        if self.config.train.select_latest:
+            highest = max(value, position.best_value)
+            is_best = value >= highest - standard_error(highest, self._averaged(seen, average))
+        else:
+            # Of equal epochs the later: with few images accuracy peaks long before the network is at its best.
+            is_best = [value, *at_smaller_ks] >= [position.best_value, *position.best_at_smaller_ks]
+        if is_best:
+            position.best_epoch, position.best_at_smaller_ks = position.epoch, at_smaller_ks
+        position.best_value = max(value, position.best_value)
+        return is_best
+
+    def _averaged(self, seen: Tensor, average: str) -> Tensor:
+        """Of the images of each class, those of each class that an average is over; for one over images, of all."""
+        if average == "micro":
+            return seen.sum(0, keepdim=True)
+        group = size_groups(self.problem.class_counts).get(average)
+        return seen if group is None else seen[group.to(seen.device)]
 
     @contextmanager
     def _ready_to_evaluate(self) -> Iterator[None]:
