@@ -96,8 +96,9 @@ def test_an_old_run_that_was_interrupted_ends_with_the_numbers_of_the_old_progra
     place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     loss = "--loss.name imbalanced_noised_topk_hinge --loss.k 2 --loss.epsilon 0.01 --loss.scale 50"
-    steps = "--optim.weight-decay 0.0001 --optim.no-standardise --train.no-select-corrected"
-    settings = f"--data.root points.npz {loss} {steps} --train.epochs 4 --train.batch-size 16 --train.ks 1 2"
+    steps = "--optim.weight-decay 0.0001 --optim.no-standardise"
+    epochs = "--train.epochs 4 --train.no-select-corrected --train.no-select-latest"
+    settings = f"--data.root points.npz {loss} {steps} {epochs} --train.batch-size 16 --train.ks 1 2"
     shortlist(f"train embeddings {settings} --train.device cpu --out interrupted --resume", monkeypatch)
     found, expected = outcome(place / "interrupted"), EXPECTED["resumed"]
     del found["final"]["best_sha256"], expected["final"]["best_sha256"]  # of bytes that may differ by rounding
