@@ -217,7 +217,7 @@ class TrainConfig:
     select_corrected: bool = False
     """Pick the epoch by its accuracy after the correction for class sizes, as the finished run gets it."""
     select_latest: bool = False
-    """Pick the latest epoch within a standard error of the best: on few validation images the best is so by chance."""
+    """Pick the latest epoch within a standard error of the best, which few validation images choose by chance."""
     correct_prior: Literal["auto", "on", "off"] = "auto"
     """Correct scores for class sizes after training, as suits `select` on validation; auto: unless select is micro."""
     logger: tuple[LoggerName, ...] = ("tensorboard",)

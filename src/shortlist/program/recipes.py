@@ -261,8 +261,8 @@ def _rare_classes_loss() -> LossConfig:
 def _fixed_features_loss() -> LossConfig:
     """For a last layer alone; the correction afterwards sees to the class sizes.
 
-    Balanced softmax asks a layer to overcome the class sizes in training. Of the few images of a rare class it learns
-    them by heart, and is up to nine points behind (docs/rare-classes.md).
+    Balanced softmax asks the weights to overcome the class sizes in training. Those of a class with one or two images
+    learn these by heart, and it was up to nine points behind (docs/rare-classes.md).
     """
     return CrossEntropyConfig(k=5)
 

@@ -125,7 +125,9 @@ def numbers_of(metrics: TopKMetrics) -> dict[str, float | None]:
 
 
 def standard_error(accuracy: float, seen: Tensor) -> float:
-    """Of a mean accuracy over classes, as if all were equally hard: a class of one image does not tell its own error.
+    """The standard error of a mean accuracy over classes.
+
+    All classes are taken to be equally hard: the few images of a class do not tell its own error.
 
     Args:
         accuracy: The mean.

@@ -386,7 +386,7 @@ class Trainer:
         return is_best
 
     def _averaged(self, seen: Tensor, average: str) -> Tensor:
-        """Of the images of each class, those of each class that an average is over; for one over images, of all."""
+        """How many images each class has that an average is over; for an average over images, how many there are."""
         if average == "micro":
             return seen.sum(0, keepdim=True)
         group = size_groups(self.problem.class_counts).get(average)
