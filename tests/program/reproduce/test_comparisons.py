@@ -136,6 +136,22 @@ def test_further_seeds_of_published_comparisons_need_no_search(
     assert not Path("runs/compare").exists()
 
 
+def test_a_file_that_was_made_with_another_recipe_is_refused(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever loss is asked for: all of a file are compared with each other."""
+    shutil.copytree(place / "results", tmp_path / "results")
+    path = tmp_path / f"results/smoke/{NAME}.json"
+    content = json.loads(path.read_text())
+    content["losses"][0]["config"]["train"]["batch_size"] += 1
+    path.write_text(json.dumps(content))
+    monkeypatch.chdir(tmp_path)
+    for name in TWO:
+        with pytest.raises(sl.ShortlistError, match=r"rare-cifar100-lt\.json .*train\.batch_size .* --results"):
+            run_comparison(COMPARISONS[NAME], scale="smoke", seeds=[2], only=[name])
+    assert not list(Path("runs").glob("cifar100*"))
+
+
 def test_runs_of_other_settings_are_not_kept_beside_new_ones(
     place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

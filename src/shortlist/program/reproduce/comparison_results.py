@@ -19,7 +19,7 @@ from shortlist.program.compare.intervals import Interval, interval, paired_diffe
 from shortlist.program.compare.results import as_json
 from shortlist.program.compare.running import compare
 from shortlist.program.compare.standings import Standings
-from shortlist.program.config import RunConfig, from_dict, identity
+from shortlist.program.config import RunConfig, changed, differences, flat, from_dict, identity, to_dict
 from shortlist.program.data.alter import thin_validation
 from shortlist.program.reproduce import Scale, tiny_data
 from shortlist.program.reproduce.comparisons import BASELINES, SEEDS, Comparison
@@ -145,6 +145,8 @@ def run_comparison(
     if scale == "smoke":
         tiny_data.ensure(Path("runs"))
     path = comparison_file(results, comparison, scale)
+    if path.exists():
+        _refuse_another_recipe(comparison, scale, path)
     standings = compare(
         comparison.base(scale),
         contenders,
@@ -274,6 +276,27 @@ def _corrected_by_few(run: RunFolder) -> dict[str, float | None] | None:
     metrics = TopKMetrics(len(sizes), config.all_ks, sizes)
     metrics.update(correction(test.scores), test.labels)
     return _rounded(numbers_of(metrics))
+
+
+def _refuse_another_recipe(comparison: Comparison, scale: Scale, path: Path) -> None:
+    """Losses of one file must differ in what is compared alone, and its trials must hold for new seeds."""
+    base = comparison.base(scale)
+    candidates = {candidate.name: candidate for candidate in comparison.contenders()}
+    for entry in _read_json(path)["losses"]:
+        try:
+            known, searched = entry["config"] and from_dict(entry["config"]), entry["searched"]
+        except (KeyError, TypeError) as error:
+            raise ShortlistError(f"{path} is damaged: {error!r}") from None
+        candidate = candidates.get(entry["name"])
+        if candidate is None or known is None:
+            continue
+        chosen = {name: value for name, value in flat(to_dict(known)).items() if name in searched}
+        others = differences(known, replace(changed(candidate.config(base), chosen), seed=known.seed))
+        if others:
+            raise ShortlistError(
+                f"{path} was made with other settings ({', '.join(others)}): move it away, or name another folder "
+                "with --results"
+            )
 
 
 def _earlier_trials(path: Path) -> dict[str, list[TrialRecord]]:
