@@ -22,9 +22,11 @@ from shortlist import ShortlistError
 from shortlist.program.cli import main as cli
 from shortlist.program.cli.commands import TrainArguments
 from shortlist.program.cli.parsing import parse_recipe
+from shortlist.program.compare import running
 from shortlist.program.compare.candidates import CANDIDATES, Candidate, find_candidates
-from shortlist.program.config import changed
-from shortlist.program.runs.folder import RunFolder, default_folder, find_runs
+from shortlist.program.config import RunConfig, changed
+from shortlist.program.runs.folder import InUseError, RunFolder, default_folder, find_runs
+from shortlist.program.training.loop import Interrupted
 from tests.support.comparing import (
     COMMAND,
     DATA,
@@ -209,14 +211,30 @@ def _end(child: int) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
-def test_a_run_of_another_process_is_waited_for(place: Path) -> None:
+@pytest.mark.parametrize("is_prepared", [False, True])
+def test_a_run_of_another_process_is_waited_for(place: Path, is_prepared: bool) -> None:
+    """Whether the other one is training it already or still reads its data."""
     config = find_candidates(["ldam"])[0].config(base_config())
+    run = RunFolder(default_folder(config))
     said: list[str] = []
     with ExitStack() as elsewhere:
-        elsewhere.enter_context(RunFolder(default_folder(config)).claim(config, resume=True))
+        elsewhere.enter_context(run.reserve() if is_prepared else run.claim(config, resume=True))
         found = run_comparison(trials=0, seeds=(0,), say=said.append, pause=elsewhere.close)
     assert any("ldam, seed 0: another process" in message for message in said)
     assert [len(entry.outcomes) for entry in found.entries] == [1, 1]
+
+
+def test_a_run_is_reserved_before_its_data_is_read(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or processes that share a comparison would all prepare the same run, and all but one go away again."""
+
+    def begin(config: RunConfig, *, folder: Path, **others: object) -> None:
+        with pytest.raises(InUseError), RunFolder(folder).reserve():
+            pass
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(running, "train", begin)
+    with pytest.raises(Interrupted):
+        run_comparison(trials=0, seeds=(0,))
 
 
 # Seeds in rounds

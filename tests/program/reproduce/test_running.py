@@ -176,11 +176,13 @@ def test_runs_are_timed_by_one_process_at_a_time(place: Place) -> None:
     assert place.run(EXPERIMENTS["epoch-time"], only=["5/smooth"])[0]
 
 
-def test_a_run_that_another_process_is_at_is_left_to_it(place: Place) -> None:
+@pytest.mark.parametrize("is_prepared", [False, True])
+def test_a_run_that_another_process_is_at_is_left_to_it(place: Place, is_prepared: bool) -> None:
     """Several processes can share an experiment."""
     first = replace(SMALL.config(SMALL.cells[0], "smoke", place.runs_root), seed=0)
+    run = RunFolder(default_folder(first, place.runs_root))
     said: list[str] = []
-    with RunFolder(default_folder(first, place.runs_root)).claim(first, resume=True):
+    with run.reserve() if is_prepared else run.claim(first, resume=True):
         results, failures = place.run(SMALL, say=said.append)
     assert not failures
     assert {result.column for result in results} == {cell.column for cell in SMALL.cells[1:]}

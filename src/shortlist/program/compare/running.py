@@ -168,13 +168,13 @@ class _Rounds:
         run = RunFolder(default_folder(config))
         if run.finished and not differences(run.config, config):
             return run
-        run.check_free()
-        free_earlier_runs(config)
-        self._say(f"{name}, seed {seed} -> {run.path}")
-        try:
-            return train(config, folder=run.path, resume=True, quiet=self._quiet, callbacks=self._callbacks)
-        except FinishedError:  # another process has finished it in the meantime
-            return run
+        with run.reserve():
+            free_earlier_runs(config)
+            self._say(f"{name}, seed {seed} -> {run.path}")
+            try:
+                return train(config, folder=run.path, resume=True, quiet=self._quiet, callbacks=self._callbacks)
+            except FinishedError:  # another process has finished it in the meantime
+                return run
 
     def _add(self, name: str, run: RunFolder) -> None:
         self._first = self._first or run

@@ -109,14 +109,14 @@ def _finished(
     for run in runs_of(config, runs_root):
         if run.config.seed == config.seed:
             return run, False
-    folder = default_folder(config, runs_root)
-    RunFolder(folder).check_free()
-    free_earlier_runs(config)
-    counts = [GradientCounts()] if NONZERO_GRADIENTS in experiment.metrics else []
-    try:
-        return train(config, folder=folder, resume=True, quiet=quiet, callbacks=[*counts, *callbacks]), True
-    except FinishedError:  # another process has finished it in the meantime
-        return RunFolder(folder), False
+    run = RunFolder(default_folder(config, runs_root))
+    with run.reserve():
+        free_earlier_runs(config)
+        counts = [GradientCounts()] if NONZERO_GRADIENTS in experiment.metrics else []
+        try:
+            return train(config, folder=run.path, resume=True, quiet=quiet, callbacks=[*counts, *callbacks]), True
+        except FinishedError:  # another process has finished it in the meantime
+            return run, False
 
 
 def _described(experiment: Experiment, cell: Cell, scale: Scale, run: RunFolder, runs_root: Path) -> str:

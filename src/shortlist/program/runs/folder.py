@@ -105,7 +105,7 @@ class RunFolder:
         """Hold the folder for writing; refuse it if it is in use, finished, another run's, or needs ``resume``."""
         with explained(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
-        with self._lock():
+        with self._lock(self.path / ".lock"):
             self._check_claim(config, resume=resume)
             self._refuse_links()
             for leftover in self.path.rglob(f"{WRITING}*"):  # of a writer that was killed
@@ -116,16 +116,23 @@ class RunFolder:
                 self.write_json("config.json", to_dict(config))
             yield
 
-    def check_free(self) -> None:
-        """Raise ``InUseError`` now if another process is writing to the folder."""
-        if self.path.is_dir():
-            with self._lock():
-                pass
+    @contextmanager
+    def reserve(self) -> Iterator[None]:
+        """Keep other processes that would reserve it out, and raise ``InUseError`` if one of any kind is there.
+
+        A claim comes after the data has been read and the network compiled. Processes that share some runs, and see to
+        this only then, all prepare the same run and go on to the next one together.
+        """
+        with self._lock(self.path.parent / f".{self.path.name}.lock"):
+            if self.path.is_dir():
+                with self._lock(self.path / ".lock"):
+                    pass
+            yield
 
     @contextmanager
-    def _lock(self) -> Iterator[None]:
+    def _lock(self, file: Path) -> Iterator[None]:
         try:
-            with locked(self.path / ".lock", wait=False):
+            with locked(file, wait=False):
                 yield
         except BlockingIOError:
             raise InUseError(f"{self.path} is in use by another process") from None
