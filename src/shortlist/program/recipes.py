@@ -153,11 +153,12 @@ def smoke() -> RunConfig:
 
 def folder() -> RunConfig:
     """Your own images in one folder a class: the paper's network for fine-grained images, with a cosine schedule."""
-    config = _pretrained_resnet50("folder", _rare_classes_loss())
-    # The warm-up spares the pre-trained weights the first gradients, which come from a random last layer.
+    config = _pretrained_resnet50("folder", _fine_tuning_loss())
+    # The warm-up spares the pre-trained weights the first gradients, which come from a random last layer. That layer
+    # has everything to learn, and with few images has few steps for it.
     return replace(
         config,
-        optim=replace(config.optim, schedule="cosine", milestones=(), warmup_epochs=1),
+        optim=replace(config.optim, schedule="cosine", milestones=(), warmup_epochs=1, head_lr_factor=10),
         train=replace(config.train, select_corrected=True, select_latest=True),
     )
 
@@ -241,8 +242,8 @@ def feathers_lite() -> RunConfig:
     """Fine-tuning on FeathersV1: narrow images are padded, and the last layer learns ten times as fast as the rest."""
     return RunConfig(
         data=DataConfig(name="feathers", fit="pad", image_size=128),
-        model=ModelConfig(name="tf_efficientnet_lite0", weights="package"),
-        loss=_rare_classes_loss(),
+        model=ModelConfig(name="tf_efficientnet_lite0", weights="package", head=_head(_fine_tuning_loss())),
+        loss=_fine_tuning_loss(),
         optim=OptimConfig(lr=0.02, head_lr_factor=10, schedule="cosine", warmup_epochs=1, weight_decay=1e-4),
         train=TrainConfig(epochs=12, batch_size=64, select_corrected=True, select_latest=True),
     )
@@ -253,9 +254,13 @@ def feathers_frozen() -> RunConfig:
     return _frozen_lite("feathers", "pad")
 
 
-def _rare_classes_loss() -> LossConfig:
-    """For whole networks: it has no settings, and leads where they are trained from scratch (docs/rare-classes.md)."""
-    return BalancedSoftmaxConfig(k=5)
+def _fine_tuning_loss() -> LossConfig:
+    """For a pre-trained network as a whole.
+
+    It led on photographs, and its cosine layer learns quickly from few of them. From random weights it lags behind
+    balanced softmax (docs/rare-classes.md).
+    """
+    return LDAMConfig(k=5, max_margin=0.2)
 
 
 def _fixed_features_loss() -> LossConfig:
@@ -315,7 +320,7 @@ def _register_for_everybody() -> None:
         ("cross_entropy", CrossEntropyConfig(k=5), 0.1),
         ("smooth", SmoothTopKHingeConfig(k=5, tau=1.0), 0.5),
         ("imbalanced", ImbalancedNoisedTopKHingeConfig(k=5, epsilon=0.05, max_margin=0.1, scale=50), 0.05),
-        ("balanced_softmax", _rare_classes_loss(), 0.1),
+        ("balanced_softmax", BalancedSoftmaxConfig(k=5), 0.1),
     ):
         text = f"The demo's {name.replace('_', '-')} row: look-alike characters, long-tailed."
         _add(f"demo_{name}", text, partial(glyphs, loss, epochs=8, lr=lr))
