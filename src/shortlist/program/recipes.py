@@ -240,10 +240,11 @@ def imagenet(loss: LossConfig, *, lr: float, weight_decay: float) -> RunConfig:
 
 def feathers_lite() -> RunConfig:
     """Fine-tuning on FeathersV1: narrow images are padded, and the last layer learns ten times as fast as the rest."""
+    loss = _fine_tuning_loss()
     return RunConfig(
         data=DataConfig(name="feathers", fit="pad", image_size=128),
-        model=ModelConfig(name="tf_efficientnet_lite0", weights="package", head=_head(_fine_tuning_loss())),
-        loss=_fine_tuning_loss(),
+        model=ModelConfig(name="tf_efficientnet_lite0", weights="package", head=_head(loss)),
+        loss=loss,
         optim=OptimConfig(lr=0.02, head_lr_factor=10, schedule="cosine", warmup_epochs=1, weight_decay=1e-4),
         train=TrainConfig(epochs=12, batch_size=64, select_corrected=True, select_latest=True),
     )
@@ -257,8 +258,8 @@ def feathers_frozen() -> RunConfig:
 def _fine_tuning_loss() -> LossConfig:
     """For a pre-trained network as a whole.
 
-    It led on photographs, and its cosine layer learns quickly from few of them. From random weights it lags behind
-    balanced softmax (docs/rare-classes.md).
+    LDAM led on photographs, and its cosine layer learns quickly from few of them. In networks that start from random
+    weights it lags behind balanced softmax (docs/rare-classes.md).
     """
     return LDAMConfig(k=5, max_margin=0.2)
 

@@ -2,8 +2,10 @@
 
 import json
 import shutil
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -37,6 +39,16 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
         patch.chdir(folder)
         research.reproduce([NAME, "--scale", "smoke", "--only", *TWO, "--seeds", "0", "1"])
     return folder
+
+
+def copied_with(change: Callable[[Any], None], place: Path, folder: Path) -> None:
+    """Put the results of the place into another folder, changed by hand."""
+    shutil.copytree(place / "results", folder / "results")
+    path = folder / f"results/smoke/{NAME}.json"
+    content = json.loads(path.read_text())
+    for entry in content["losses"]:
+        change(entry)
+    path.write_text(json.dumps(content))
 
 
 def found_in(place: Path) -> Found:
@@ -96,21 +108,17 @@ def test_further_seeds_are_added_to_the_file(place: Path, tmp_path: Path, monkey
         assert (loss.config, loss.trials) == (earlier.config, earlier.trials)
 
 
+@pytest.mark.parametrize("other", [{"epochs": 7}, {"settings": {}}])
 def test_a_search_of_another_length_or_over_other_settings_is_repeated(
-    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, other: dict[str, Any]
 ) -> None:
-    changes = {"epochs": lambda trial: trial | {"epochs": 7}, "settings": lambda trial: trial | {"settings": {}}}
-    for name, change in changes.items():
-        folder = tmp_path / name
-        shutil.copytree(place / "results", folder / "results")
-        path = folder / f"results/smoke/{NAME}.json"
-        content = json.loads(path.read_text())
-        for entry in content["losses"]:
-            entry["trials"] = list(map(change, entry["trials"]))
-        path.write_text(json.dumps(content))
-        monkeypatch.chdir(folder)
-        research.reproduce([NAME, "--scale", "smoke", "--only", "cross_entropy", "--seeds", "2"])
-        assert Path("runs/compare").exists()
+    def change(entry: Any) -> None:
+        entry["trials"] = [trial | other for trial in entry["trials"]]
+
+    copied_with(change, place, tmp_path)
+    monkeypatch.chdir(tmp_path)
+    research.reproduce([NAME, "--scale", "smoke", "--only", "cross_entropy", "--seeds", "2"])
+    assert Path("runs/compare").exists()
 
 
 @pytest.mark.parametrize("name", [name for name in COMPARISONS if (ROOT / f"results/{name}.json").is_file()])
@@ -140,11 +148,12 @@ def test_a_file_that_was_made_with_another_recipe_is_refused(
     place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whatever loss is asked for: all of a file are compared with each other."""
-    shutil.copytree(place / "results", tmp_path / "results")
-    path = tmp_path / f"results/smoke/{NAME}.json"
-    content = json.loads(path.read_text())
-    content["losses"][0]["config"]["train"]["batch_size"] += 1
-    path.write_text(json.dumps(content))
+
+    def change(entry: Any) -> None:
+        if entry["name"] == TWO[0]:
+            entry["config"]["train"]["batch_size"] += 1
+
+    copied_with(change, place, tmp_path)
     monkeypatch.chdir(tmp_path)
     for name in TWO:
         with pytest.raises(sl.ShortlistError, match=r"rare-cifar100-lt\.json .*train\.batch_size .* --results"):
@@ -155,12 +164,11 @@ def test_a_file_that_was_made_with_another_recipe_is_refused(
 def test_runs_of_other_settings_are_not_kept_beside_new_ones(
     place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    shutil.copytree(place / "results", tmp_path / "results")
-    path = tmp_path / f"results/smoke/{NAME}.json"
-    content = json.loads(path.read_text())
-    for entry in content["losses"]:
+
+    def change(entry: Any) -> None:
         entry["config"]["optim"]["weight_decay"] *= 2
-    path.write_text(json.dumps(content))
+
+    copied_with(change, place, tmp_path)
     monkeypatch.chdir(tmp_path)
     research.reproduce([NAME, "--scale", "smoke", "--only", *TWO, "--seeds", "2"])
     assert all([run.seed for run in loss.runs] == [2] for loss in found_in(tmp_path).losses)
